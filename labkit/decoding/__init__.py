@@ -1,0 +1,6 @@
+"""Choosing the next token, and knowing when to stop."""
+
+from labkit.decoding.sampling import Sampler, Sampling
+from labkit.decoding.stopping import StopStrings
+
+__all__ = ["Sampler", "Sampling", "StopStrings"]

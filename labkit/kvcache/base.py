@@ -1,0 +1,222 @@
+"""The contract between attention and its memory.
+
+Attention decides *what* is stored and who attends; the cache decides *how* it is stored. A layer declares
+its entries (``LayerEntries``); a cache appends them and answers ``attend(q)``. Which sequence a token
+belongs to and what it may see is the cache's business, so prefill, decode, chunked prefill, ragged batches
+and the check of a draft are one and the same call with other token counts::
+
+    positions = cache.begin({0: 7, 3: 1})     # 7 new tokens of sequence 0, one of sequence 3
+    for each layer:
+        cache.append(layer_idx, k=k, v=v)     # (T, G, D), T = 8
+        out = cache.attend(layer_idx, q, scale=d_head**-0.5)
+    cache.commit()                            # only now do the new tokens count
+
+A step that is interrupted before ``commit`` leaves the cache as it was.
+
+Shapes: T new tokens of the step, S stored tokens of one sequence, H query heads, G KV heads, D head width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from labkit.kernels import ops
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor that a layer stores per token, e.g. ``Entry("k", (G, D))``."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_values(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+@dataclass(frozen=True)
+class LayerEntries:
+    """What one layer asks its cache to keep, and how far back its tokens see."""
+
+    entries: tuple[Entry, ...]
+    window: int | None = None
+    n_sinks: int = 0
+    tokens_per_entry: int = 1
+
+    @property
+    def values_per_token(self) -> float:
+        return sum(entry.n_values for entry in self.entries) / self.tokens_per_entry
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of a step that belong to one sequence."""
+
+    sequence_id: int
+    row: int
+    n_new: int
+    n_past: int
+
+    @property
+    def n_total(self) -> int:
+        return self.n_past + self.n_new
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + self.n_new)
+
+
+class KVCache(ABC):
+    """Keys and values of the tokens so far, for one or more sequences.
+
+    ``capacity_tokens`` is the longest a sequence may grow. Everything that is allocated is allocated here, so
+    ``nbytes`` is a constant of the kind and its sizes unless the kind says otherwise.
+    """
+
+    kind: ClassVar[str]
+    lossless: ClassVar[bool] = True
+    keeps_history: ClassVar[bool] = True
+    """False: the caller passes the whole sequence at each step."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerEntries],
+        *,
+        capacity_tokens: int,
+        n_sequences: int = 1,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if capacity_tokens < 1 or n_sequences < 1:
+            raise ValueError(
+                f"capacity_tokens={capacity_tokens} and n_sequences={n_sequences}: both must be at least 1."
+            )
+        self.layers = tuple(layers)
+        self.capacity_tokens = capacity_tokens
+        self.n_sequences = n_sequences
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.segments: tuple[Segment, ...] = ()
+        self._lengths: dict[int, int] = {}
+
+    # --- one step -------------------------------------------------------------------------------------
+
+    def begin(self, counts: int | Mapping[int, int]) -> Tensor:
+        """Open a step: ``counts`` new tokens for each sequence id (an int means sequence 0). Returns their
+        positions, (T,) int64. Raises ValueError when a sequence would outgrow ``capacity_tokens``."""
+        counts = {0: counts} if isinstance(counts, int) else counts
+        segments, row = [], 0
+        for sequence_id, n_new in counts.items():
+            n_past = self.n_tokens(sequence_id)
+            if n_new < 1:
+                raise ValueError(f"sequence {sequence_id}: a step needs at least one token, got {n_new}.")
+            if n_past + n_new > self.capacity_tokens:
+                raise ValueError(
+                    f"the {self.kind} cache holds {self.capacity_tokens} tokens a sequence; sequence {sequence_id} "
+                    f"has {n_past} and {n_new} more do not fit. Build it with a larger capacity_tokens."
+                )
+            if sequence_id not in self._lengths and len(self._lengths) >= self.n_sequences:
+                raise ValueError(
+                    f"the {self.kind} cache holds {self.n_sequences} sequences, all in use: free() one first."
+                )
+            segments.append(Segment(sequence_id, row, n_new, n_past))
+            row += n_new
+        self.segments = tuple(segments)
+        self._reserve()
+        return torch.cat([torch.arange(s.n_past, s.n_total, device=self.device) for s in segments])
+
+    @abstractmethod
+    def append(self, layer_idx: int, **entries: Tensor) -> None:
+        """Store this step's entries of one layer, each (T, *shape)."""
+
+    def attend(self, layer_idx: int, q: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
+        """softmax(scale q K^T) V over what each row may see: q (T, H, D) -> (T, H, Dv)."""
+        layer = self.layers[layer_idx]
+        outs = []
+        for segment in self.segments:
+            k, v, k_positions = self.dense(layer_idx, segment)
+            outs.append(
+                ops.attend(
+                    q[segment.rows],
+                    k,
+                    v,
+                    n_past=segment.n_past,
+                    k_positions=k_positions,
+                    scale=scale,
+                    window=layer.window,
+                    n_sinks=layer.n_sinks,
+                    softcap=softcap,
+                )
+            )
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    @abstractmethod
+    def dense(self, layer_idx: int, segment: Segment) -> tuple[Tensor, Tensor, Tensor | None]:
+        """K and V of one sequence, this step's tokens included, (G, S, D) each, and the positions they hold
+        (None: 0 ... S-1). A kind that stores another form may return copies; it then overrides ``attend``."""
+
+    def commit(self) -> None:
+        """Close the step: its tokens now belong to the history."""
+        for segment in self.segments:
+            self._lengths[segment.sequence_id] = segment.n_total
+        self.segments = ()
+
+    # --- between steps --------------------------------------------------------------------------------
+
+    def n_tokens(self, sequence_id: int = 0) -> int:
+        """Tokens of one sequence that are committed."""
+        return self._lengths.get(sequence_id, 0)
+
+    def truncate(self, n_tokens: int, sequence_id: int = 0) -> None:
+        """Forget all but the first ``n_tokens`` of a sequence (roll back a rejected draft).
+
+        Raises ValueError when it would have to invent history or bring back what was evicted."""
+        have = self.n_tokens(sequence_id)
+        if not 0 <= n_tokens <= have:
+            raise ValueError(f"cannot truncate sequence {sequence_id} to {n_tokens} tokens: it has {have}.")
+        self._lengths[sequence_id] = n_tokens
+
+    def free(self, sequence_id: int = 0) -> None:
+        """Drop a sequence, so that another may take its place."""
+        self._lengths.pop(sequence_id, None)
+
+    def reset(self) -> None:
+        """Drop every sequence."""
+        self.segments = ()
+        for sequence_id in list(self._lengths):
+            self.free(sequence_id)
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the tensors this cache holds, exactly."""
+
+    @classmethod
+    @abstractmethod
+    def predict_nbytes(
+        cls,
+        layers: Sequence[LayerEntries],
+        *,
+        capacity_tokens: int,
+        n_sequences: int = 1,
+        dtype: torch.dtype = torch.float32,
+        config: Any = None,
+    ) -> int:
+        """What ``nbytes`` will be, before anything is allocated."""
+
+    def last_rows(self) -> list[int]:
+        """The row of each sequence's last token in the open step."""
+        return [segment.row + segment.n_new - 1 for segment in self.segments]
+
+    def _reserve(self) -> None:  # noqa: B027 - not every kind needs to
+        """Hook: find room for the open step's tokens."""

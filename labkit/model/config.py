@@ -1,0 +1,178 @@
+"""What a model is made of, as data: one vocabulary for every family.
+
+A ``ModelConfig`` is a list of layers, and a layer names its attention and its FFN by a frozen config
+dataclass. Variants are therefore data: a pattern of local and global layers is a tuple, not a flag that
+``forward`` looks at. ``labkit.checkpoint.translate`` is the only place that knows other projects' names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the context the model was trained on."""
+
+    kind: Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding (Su et al., arXiv 2104.09864). ``rotary_dims`` None rotates the whole head."""
+
+    theta: float = 10_000.0
+    layout: Literal["half", "interleaved"] = "half"
+    rotary_dims: int | None = None
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm, or LayerNorm with ``kind="layer"``. ``unit_offset``: Gemma stores weight - 1."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-5
+    unit_offset: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class GroupedAttention:
+    """MHA (n_kv_heads == n_heads), MQA (1) and GQA (between), with or without a sliding window."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    rope: Rope | None = None
+    window: int | None = None
+    """Number of latest positions a token sees, itself included; None sees all."""
+    n_sinks: int = 0
+    """First positions that stay visible outside the window (StreamingLLM, arXiv 2309.17453)."""
+    qk_norm: Literal[None, "head", "full"] = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    softcap: float | None = None
+    scale: float | None = None
+    """Multiplies q.k; None is d_head ** -0.5."""
+
+
+@dataclass(frozen=True)
+class DenseFFN:
+    """``W_down(act(W_gate x) * W_up x)`` when gated, else ``W_down act(W_up x)``."""
+
+    d_ff: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class MoEFFN:
+    """A router sends each token to ``n_active`` of ``n_experts`` FFNs; shared experts see every token."""
+
+    n_experts: int
+    n_active: int
+    d_ff: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    renormalize: bool = True
+    d_ff_shared: int = 0
+    """Width of the shared expert, 0 when there is none."""
+    shared_gate: bool = False
+
+
+Attention: TypeAlias = GroupedAttention
+FFN: TypeAlias = "DenseFFN | MoEFFN"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block. ``norms``: where its norms stand.
+
+    pre       x + f(norm(x))                  GPT-2, Llama, Qwen, Mistral, Phi-3
+    post      x + norm(f(x))                  OLMo-2
+    sandwich  x + norm(f(norm(x)))            Gemma 2 and 3
+    """
+
+    attention: Attention
+    ffn: FFN
+    norms: Literal["pre", "post", "sandwich"] = "pre"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything needed to build a ``Transformer``; shapes follow from it alone."""
+
+    family: str
+    vocab_size: int
+    d_model: int
+    context_tokens: int
+    """The longest sequence the positions support."""
+    layers: tuple[Layer, ...]
+    norm: Norm = field(default_factory=Norm)
+    tied_embeddings: bool = True
+    learned_positions: bool = False
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+    head_bias: bool = False
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_heads(self) -> int:
+        return self.layers[0].attention.n_heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.layers[0].attention.n_kv_heads
+
+    @property
+    def d_head(self) -> int:
+        return self.layers[0].attention.d_head
+
+    @property
+    def d_ff(self) -> int:
+        return self.layers[0].ffn.d_ff
+
+
+def uniform(n_layers: int, attention: Attention, ffn: FFN, norms: str = "pre") -> tuple[Layer, ...]:
+    """The common case: every layer alike."""
+    return (Layer(attention, ffn, norms),) * n_layers  # type: ignore[arg-type]
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def as_dtype(name: str | torch.dtype) -> torch.dtype:
+    """The torch dtype that ``name`` means: fp32, bf16, fp16, or torch's own names.
+
+    Raises ValueError that lists the choices.
+    """
+    if isinstance(name, torch.dtype):
+        if name in DTYPES.values():
+            return name
+    else:
+        long_names = {str(value).removeprefix("torch."): value for value in DTYPES.values()}
+        if name in DTYPES or name in long_names:
+            return DTYPES.get(name) or long_names[name]
+    raise ValueError(f"unknown dtype {name!r}: choose one of auto, {', '.join(DTYPES)}.")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name: fp32, bf16 or fp16."""
+    return next((name for name, value in DTYPES.items() if value == dtype), str(dtype).removeprefix("torch."))

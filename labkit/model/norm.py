@@ -1,0 +1,39 @@
+"""RMSNorm and LayerNorm."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.kernels import ops
+from labkit.model.config import Norm
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight."""
+
+    def __init__(self, width: int, config: Norm) -> None:
+        super().__init__()
+        self.eps, self.unit_offset = config.eps, config.unit_offset
+        self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps, unit_offset=self.unit_offset)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / std(x) * weight + bias."""
+
+    def __init__(self, width: int, config: Norm) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(width), requires_grad=False) if config.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def build_norm(width: int, config: Norm) -> nn.Module:
+    return (RMSNorm if config.kind == "rms" else LayerNorm)(width, config)

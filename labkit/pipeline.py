@@ -1,0 +1,343 @@
+"""The textbook loop: one prompt in, one token at a time out, every step timed.
+
+    tokenize -> prefill (all prompt tokens at once) -> sample -> [decode one token -> sample] ... -> text
+
+Read ``_Worker.loop`` first: the rest is what makes it stoppable, streamable and repeatable.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labkit import registry
+from labkit.decoding import Sampler, Sampling, StopStrings
+from labkit.kernels import backends
+from labkit.model.config import dtype_name
+from labkit.model.model import Model
+from labkit.model.step import Cancelled
+from labkit.perf.timer import CudaTimer, Timer
+from labkit.perf.trace import Trace
+
+PREFILL_CHUNK_TOKENS = {"cpu": 1024}
+"""Longest run of prompt tokens in one step, by device type: short enough that Stop is prompt. Elsewhere 8192."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished run. ``finish_reason``: "stop" (end of text or a stop string), "length" or "cancelled"."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    trace: Trace
+
+
+class Pipeline:
+    """A model with its switches set: which cache, which sampler, which backend.
+
+    >>> pipeline = Pipeline(model, kv_cache="contiguous")          # doctest: +SKIP
+    >>> for piece in pipeline.run("The capital of France is"):     # doctest: +SKIP
+    ...     print(piece, end="")
+
+    Raises ValueError that lists the choices when a component's name is unknown.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kv_cache: Any = "contiguous",
+        drafter: Any = None,
+        sampling: Any = None,
+        backend: Any = "auto",
+    ) -> None:
+        self.model = model
+        self.kv_cache = registry.find("kv_cache", kv_cache)
+        self.sampling = _as_sampling(sampling)
+        if drafter is not None:
+            registry.find("drafter", drafter)
+        self.backend = model.backend if backend == "auto" else backend
+        if self.backend != "auto":
+            registry.find("backend", self.backend)
+
+    def run(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int = 128,
+        chat: bool = False,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Run:
+        """Start generating in a worker thread; iterate the returned ``Run`` for text as it comes.
+
+        ``chat`` wraps the prompt in the model's chat template. ``ignore_eos`` runs to ``max_new_tokens`` whatever
+        the model says, for measurements. Raises ValueError at once for an empty prompt, a prompt longer than the
+        context, or ``max_new_tokens`` below 1."""
+        worker = self._worker(prompt, max_new_tokens, chat, seed, stop, ignore_eos)
+        return Run(worker)
+
+    def generate(self, prompt: str, **options: Any) -> Completion:
+        """The same in the foreground. Takes ``run``'s options. Ctrl-C raises KeyboardInterrupt and loses nothing:
+        the next run starts clean."""
+        worker = self._worker(**_defaults(prompt, options))
+        return worker.loop()
+
+    def _worker(
+        self, prompt: str, max_new_tokens: int, chat: bool, seed: int, stop: Sequence[str], ignore_eos: bool
+    ) -> _Worker:
+        if not isinstance(prompt, str) or not prompt:
+            raise ValueError("the prompt is empty: give the model at least one character to continue.")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, 1 or more.")
+        worker = _Worker(self, prompt, max_new_tokens, chat, seed, StopStrings(stop), ignore_eos)
+        worker.tokenize()
+        return worker
+
+
+class _Worker:
+    """One run: its state is its own, so an interrupted run leaves nothing behind."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        prompt: str,
+        max_new_tokens: int,
+        chat: bool,
+        seed: int,
+        stop: StopStrings,
+        ignore_eos: bool,
+    ) -> None:
+        self.pipeline = pipeline
+        self.model = pipeline.model
+        self.prompt, self.chat, self.seed = prompt, chat, seed
+        self.max_new_tokens, self.stop_strings, self.ignore_eos = max_new_tokens, stop, ignore_eos
+        self.stop_event = threading.Event()
+        self.pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        on_cuda = self.model.device.type == "cuda"
+        self.timer: Any = CudaTimer(device=self.model.device) if on_cuda else Timer()
+        self.prompt_ids: list[int] = []
+        self.token_ids: list[int] = []
+        self.token_s: list[float] = []
+        self.text: list[str] = []
+        self.meta: dict[str, Any] = {}
+        self.wall_s = 0.0
+
+    def tokenize(self) -> None:
+        """The first phase of the prefill; done before the worker starts, so that a bad prompt fails at the call."""
+        timer, model = self.timer, self.model
+        timer.begin()
+        timer.begin_step("prefill")
+        with timer("tokenize"):
+            text = self.prompt
+            if self.chat:
+                text = model.tokenizer.apply_chat_template([{"role": "user", "content": self.prompt}])
+            self.prompt_ids = model.tokenizer.encode(text)
+        n_prompt, room = len(self.prompt_ids), model.config.context_tokens
+        if not n_prompt:
+            raise ValueError("the prompt has no tokens: every byte of it is outside the model's vocabulary.")
+        if n_prompt > room:
+            raise ValueError(
+                f"the prompt has {n_prompt} tokens; the model's context holds {room}: shorten it by {n_prompt - room}."
+            )
+        self.max_new_tokens = min(self.max_new_tokens, room - n_prompt + 1)
+
+    def loop(self) -> Completion:
+        """The two computations: prefill once, then decode token by token."""
+        with torch.inference_mode():
+            try:
+                step = self._prepare()
+                logits = self._prefill(step)
+                while True:
+                    with self.timer("sample"):
+                        token_id = self.sampler(logits[0])
+                    reason = self._emit(token_id)
+                    if reason:
+                        break
+                    self.timer.begin_step("decode")
+                    logits = self._decode(step, token_id)
+            except Cancelled:
+                reason = "cancelled"
+        return self._finish(reason)
+
+    def _prepare(self) -> Any:
+        """Allocate the cache, bind the backend to it, seed the sampler."""
+        model, pipeline = self.model, self.pipeline
+        with self.timer("kv_cache"):
+            component, config = pipeline.kv_cache
+            capacity = len(self.prompt_ids) + self.max_new_tokens - 1
+            self.cache = component.build(
+                config,
+                layers=model.transformer.cache_entries,
+                capacity_tokens=max(capacity, 1),
+                device=model.device,
+                dtype=model.dtype,
+            )
+        with self.timer("schedule"):
+            choice = backends.choose(pipeline.backend, transformer=model.transformer, cache=self.cache)
+            backend, backend_config = registry.find("backend", choice)
+            self.sampler = Sampler(pipeline.sampling, seed=self.seed, device=model.device)
+            self.sampler.remember(self.prompt_ids)
+            self.stream = model.tokenizer.stream()
+            self.meta = {
+                "model": model.name,
+                "weights": model.weights or dtype_name(model.dtype),
+                "dtype": dtype_name(model.dtype),
+                "device": str(model.device),
+                "kv_cache": component.name,
+                "backend": backend.name,
+                "sampling": vars(pipeline.sampling),
+                "seed": self.seed,
+                "weights_bytes": model.nbytes,
+                "kv_cache_bytes": self.cache.nbytes,
+            }
+            return backend.build(backend_config, transformer=model.transformer, cache=self.cache)
+
+    def _prefill(self, step: Any) -> torch.Tensor:
+        ids, chunk = self.prompt_ids, len(self.prompt_ids)
+        if self.cache.keeps_history:
+            chunk = PREFILL_CHUNK_TOKENS.get(self.model.device.type, 8192)
+        logits = None
+        for start in range(0, len(ids), chunk):
+            logits = self._forward(step, ids[start : start + chunk])
+        assert logits is not None
+        return logits
+
+    def _decode(self, step: Any, token_id: int) -> torch.Tensor:
+        """One token through the model; without a history, the whole sequence again."""
+        new = [token_id] if self.cache.keeps_history else self.prompt_ids + self.token_ids
+        return self._forward(step, new)
+
+    def _forward(self, step: Any, token_ids: list[int]) -> torch.Tensor:
+        with self.timer("embed"):
+            ids = torch.tensor(token_ids, device=self.model.device)
+        self.timer.steps[-1].n_tokens += len(token_ids)
+        return step(ids, timer=self.timer, should_stop=self.stop_event.is_set)
+
+    def _emit(self, token_id: int) -> str | None:
+        """Give the token's text to the reader; returns why the run ends here, or None."""
+        ends = token_id in self.model.tokenizer.eos_ids and not self.ignore_eos
+        with self.timer("detokenize"):
+            self.token_ids.append(token_id)
+            if not ends:
+                self._write(self.stop_strings.push(self.stream.push(token_id)))
+        self.token_s.append(self.timer.now_s())
+        if ends or self.stop_strings.hit:
+            return "stop"
+        if len(self.token_ids) >= self.max_new_tokens:
+            return "length"
+        return "cancelled" if self.stop_event.is_set() else None
+
+    def _write(self, piece: str) -> None:
+        if piece:
+            self.text.append(piece)
+            self.pieces.put(piece)
+
+    def _finish(self, reason: str) -> Completion:
+        with self.timer("detokenize"):
+            if not self.stop_strings.hit:
+                self._write(self.stop_strings.push(self.stream.flush()))
+                self._write(self.stop_strings.flush())
+        self.timer.end_step()
+        self.wall_s = self.timer.now_s()
+        if isinstance(self.timer, CudaTimer):
+            self.timer.finish()
+        self.meta["finish_reason"] = reason
+        return Completion("".join(self.text), list(self.token_ids), reason, self.trace())
+
+    def trace(self) -> Trace:
+        """The trace so far; safe from another thread."""
+        return Trace(
+            tuple(self.timer.records()),
+            tuple(self.token_s),
+            self.wall_s or self.timer.now_s(),
+            len(self.prompt_ids),
+            dict(self.meta),
+        )
+
+
+class Run:
+    """A generation under way in its own thread. Iterate it for text; ``stop()`` ends it; ``result()`` waits."""
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+        self._completion: Completion | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="labkit-run", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._completion = self._worker.loop()
+        except BaseException as error:  # noqa: BLE001 - re-raised by result()
+            self._error = error
+        finally:
+            self._worker.pieces.put(None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Text pieces as they come. Raises what the worker raised; an interrupt of the reader stops the run."""
+        try:
+            while (piece := self._worker.pieces.get()) is not None:
+                yield piece
+        except (KeyboardInterrupt, GeneratorExit):
+            self.stop()
+            raise
+        self._worker.pieces.put(None)  # so that a second iteration ends too
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ask the run to end after the layer it is in. What it has written stays."""
+        self._worker.stop_event.set()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._worker.text)
+
+    def snapshot(self) -> Trace:
+        """The trace so far."""
+        return self._worker.trace()
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the end. Re-raises the worker's exception; TimeoutError after ``timeout`` seconds."""
+        try:
+            self._thread.join(timeout)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if self._thread.is_alive():
+            raise TimeoutError(f"the run is still going after {timeout} s; stop() ends it.")
+        if self._error is not None:
+            raise self._error
+        assert self._completion is not None
+        return self._completion
+
+
+def _as_sampling(choice: Any) -> Sampling:
+    """A Sampling from None (greedy), a Sampling, a sampler's name, or a sampler's config."""
+    if choice is None:
+        return Sampling()
+    if isinstance(choice, Sampling):
+        return choice
+    component, config = registry.find("sampler", choice)
+    return component.build(config)
+
+
+def _defaults(prompt: str, options: dict[str, Any]) -> dict[str, Any]:
+    known = {"max_new_tokens": 128, "chat": False, "seed": 0, "stop": (), "ignore_eos": False}
+    unknown = set(options) - set(known)
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))}: generate() takes {', '.join(known)}.")
+    return {"prompt": prompt, **known, **options}
