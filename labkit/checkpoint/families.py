@@ -1,0 +1,83 @@
+"""Every model family that labkit runs: its architecture, and the defaults its config.json may leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.checkpoint import architectures
+from labkit.checkpoint.settings import Settings
+from labkit.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one ``model_type`` is read."""
+
+    name: str
+    build: Callable[[str, Settings], ModelConfig]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_GEMMA = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA3 = {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072}
+_QWEN = {**_COMMON, "max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+_GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("gpt2", architectures.gpt2, _GPT2),
+        Family("llama", architectures.llama, {**_COMMON, "max_position_embeddings": 2048}),
+        Family(
+            "smollm3",
+            architectures.smollm3,
+            {**_COMMON, "max_position_embeddings": 32_768, "num_key_value_heads": 4, "tie_word_embeddings": True},
+        ),
+        Family(
+            "mistral",
+            architectures.mistral,
+            {**_COMMON, "max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+        ),
+        Family(
+            "mixtral",
+            architectures.mixtral,
+            {
+                **_COMMON,
+                "max_position_embeddings": 131_072,
+                "num_key_value_heads": 8,
+                "rms_norm_eps": 1e-5,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+            },
+        ),
+        Family("qwen2", architectures.qwen, _QWEN),
+        Family("qwen2_moe", architectures.qwen, {**_QWEN, "num_experts": 60, "num_experts_per_tok": 4}),
+        Family("qwen3", architectures.qwen, {**_QWEN, "head_dim": 128}),
+        Family("qwen3_moe", architectures.qwen, {**_QWEN, "num_experts_per_tok": 8}),
+        Family(
+            "gemma2",
+            architectures.gemma,
+            {
+                **_GEMMA,
+                "max_position_embeddings": 8192,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            },
+        ),
+        Family("gemma3_text", architectures.gemma, _GEMMA3),
+        Family("phi3", architectures.phi3, {**_COMMON, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
+        Family("olmo2", architectures.olmo2, {**_COMMON, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}),
+    )
+}
