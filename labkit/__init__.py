@@ -5,12 +5,16 @@
 >>> labkit.Pipeline(model).generate("Once upon a time").text   # doctest: +SKIP
 """
 
-from labkit.checkpoint import load, models
-from labkit.decoding import Sampling
-from labkit.model import Model
-from labkit.perf.trace import Trace
-from labkit.pipeline import Completion, Pipeline, Run
-from labkit.registry import ComponentInfo, components
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.checkpoint import load, models
+    from labkit.decoding import Sampling
+    from labkit.model import Model
+    from labkit.perf.trace import Trace
+    from labkit.pipeline import Completion, Pipeline, Run
+    from labkit.registry import ComponentInfo, components
 
 __version__ = "0.1.0"
 
@@ -26,3 +30,29 @@ __all__ = [
     "load",
     "models",
 ]
+
+_ROOMS = {
+    "labkit.checkpoint": ("load", "models"),
+    "labkit.decoding": ("Sampling",),
+    "labkit.model": ("Model",),
+    "labkit.perf.trace": ("Trace",),
+    "labkit.pipeline": ("Completion", "Pipeline", "Run"),
+    "labkit.registry": ("ComponentInfo", "components"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Bring in every room when the first name of the face is asked for, so that all components are registered.
+
+    Not at ``import labkit``: the command line answers before torch is read, and ``labkit doctor`` where it is broken.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    for room, names in _ROOMS.items():
+        module = import_module(room)
+        globals().update({each: getattr(module, each) for each in names})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

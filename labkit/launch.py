@@ -1,0 +1,91 @@
+"""The command lines that start JupyterLab and Voila: loopback only, token-protected, no calls home."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FIRST_NOTEBOOK = "00_start_here.ipynb"
+DEMO_NOTEBOOK = "demo_pipeline.ipynb"
+
+IDLE_KERNEL_S = 300
+"""Closing a Voila tab does not end its kernel, so an idle one is ended after this long."""
+
+
+def notebook_path(name: str) -> Path:
+    """``notebooks/<name>`` of the clone labkit runs from, or below the current folder.
+
+    Raises FileNotFoundError that says where it looked.
+    """
+    roots = (Path.cwd(), Path(__file__).resolve().parent.parent)
+    for root in roots:
+        path = root / "notebooks" / name
+        if path.is_file():
+            return path
+    looked = " and ".join(str(root / "notebooks") for root in dict.fromkeys(roots))
+    raise FileNotFoundError(
+        f"the notebook {name} is not in {looked}. The notebooks come with labkit's repository: clone it and run there."
+    )
+
+
+def lab_command(notebook: Path, *, port: int | None = None, open_browser: bool = True) -> list[str]:
+    """JupyterLab on ``notebook``, rooted at the folder above ``notebooks/``."""
+    _need("jupyterlab")
+    command = [
+        *(sys.executable, "-m", "jupyterlab", str(notebook)),
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={notebook.parent.parent}",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.news_url=None",
+    ]
+    if _is_root():
+        command.append("--allow-root")  # in a container there may be no other user; the server listens on loopback
+    return command + _common(port, open_browser)
+
+
+def voila_command(notebook: Path, *, port: int | None = None, open_browser: bool = True) -> list[str]:
+    """Voila on ``notebook``: its widgets alone, no source, no template from the notebook, idle kernels ended."""
+    _need("voila")
+    command = [
+        *(sys.executable, "-m", "voila", str(notebook)),
+        "--Voila.ip=127.0.0.1",
+        "--Voila.auto_token=True",
+        "--template=lab",
+        "--progressive_rendering=True",
+        "--strip_sources=True",
+        "--VoilaConfiguration.allow_template_override=NO",
+        f"--MappingKernelManager.cull_idle_timeout={IDLE_KERNEL_S}",
+        "--MappingKernelManager.cull_interval=30",
+    ]
+    return command + _common(port, open_browser)
+
+
+def become(command: list[str]) -> int:
+    """Run ``command`` in this process's place, so that Ctrl-C reaches it and nothing else; on Windows, wait for it."""
+    if os.name == "posix":
+        sys.stdout.flush()
+        os.execv(command[0], command)
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue  # the server got it too, and asks whether to shut down
+
+
+def _common(port: int | None, open_browser: bool) -> list[str]:
+    return ([f"--port={port}"] if port else []) + ([] if open_browser else ["--no-browser"])
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def _need(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise FileNotFoundError(
+            f"{module} is not installed in {sys.prefix}. Run `make lab` in a clone, or pip install 'labkit[jupyter]'."
+        )
