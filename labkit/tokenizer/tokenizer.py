@@ -1,0 +1,210 @@
+"""The tokenizer: text to token ids and back, exactly as the model's reference library does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
+
+from labkit.tokenizer import chat
+from labkit.tokenizer.added import AddedToken, AddedTokens
+from labkit.tokenizer.pretokenize import Splitter
+from labkit.tokenizer.stream import StreamDecoder
+from labkit.tokenizer.words import UNENCODABLE_POLICIES, ByteWords, WordEncoder
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Codec(Protocol):
+    """How ids become text (see :mod:`labkit.tokenizer.codec`)."""
+
+    token_bytes: Mapping[int, bytes]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def stream(self, skip_special_tokens: bool) -> StreamDecoder: ...
+
+
+class Tokenizer:
+    """Encodes text in four steps: added tokens are cut out, text is normalized, split into words, and merged.
+
+    Build one with :meth:`from_gguf`, :meth:`from_file` or :meth:`from_tiktoken`. The ids equal the reference's
+    (``tokenizers``' ``encode(text, add_special_tokens=False)``, `tiktoken`'s ``encode(text, allowed_special="all")``).
+
+    Some vocabularies lack tokens for some bytes (SmolLM2's for 21 of the 256): see :attr:`unencodable_bytes` and
+    :attr:`on_unencodable`.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        words: WordEncoder,
+        pretokenize: Splitter,
+        added: AddedTokens,
+        codec: Codec,
+        bos_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        prefix_ids: Sequence[int] = (),
+        suffix_ids: Sequence[int] = (),
+        vocab_size: int | None = None,
+    ) -> None:
+        self.kind = kind  # "byte-level BPE" or "SentencePiece BPE"
+        self.bos_id = bos_id
+        self.eos_ids = frozenset(eos_ids)
+        self.chat_template = chat_template
+        self.special_tokens: dict[str, int] = {token.content: token.id for token in added.tokens if token.special}
+        self.vocab_size = vocab_size if vocab_size is not None else 1 + max(words.vocab.values(), default=-1)
+        self.pretokenize = pretokenize
+        self._words = words
+        self._added = added
+        self._codec = codec
+        self._template_variables = dict(template_variables or {})
+        self._prefix_ids, self._suffix_ids = list(prefix_ids), list(suffix_ids)
+        self._batched: Any = None
+
+    # ---- text to ids ----------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, parse_special: bool = True) -> list[int]:
+        """The token ids of a text.
+
+        With `add_special_tokens` the ids that the model's file prescribes around a text are added (Llama's BOS; SmolLM2 has
+        none). Special tokens written in the text ("<|im_end|>") become their ids, as in the reference libraries;
+        ``parse_special=False`` treats them as plain characters - the right choice for text that a stranger wrote.
+
+        Raises TypeError for anything but a str, ValueError for lone surrogates, and - under ``on_unencodable = "error"`` -
+        for characters that have no token.
+        """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"encode() takes one str, not {type(text).__name__}; for a list of texts use encode_batch()"
+            )
+        words, lookup = self._words, self._words.__getitem__
+        ids = list(self._prefix_ids) if add_special_tokens else []
+        try:
+            for piece in self._added.split(text, parse_special):
+                if isinstance(piece, int):
+                    ids.append(piece)
+                else:
+                    ids += chain.from_iterable(map(lookup, self.pretokenize(piece)))
+        except UnicodeEncodeError as error:
+            raise _surrogate_error(text) from error
+        except KeyError as error:
+            raise ValueError(
+                f"a merge of this tokenizer makes {error.args[0]!r}, which its vocabulary lacks"
+            ) from error
+        if words.lost:
+            words.report()
+        return ids + self._suffix_ids if add_special_tokens else ids
+
+    def encode_batch(self, texts: Sequence[str], device: str | torch.device | None = None) -> list[Any]:
+        """The ids of many texts at once, each as :meth:`encode` gives it.
+
+        ``device=None`` returns a list of lists, by the fastest way this machine has. With a device ("cpu", "cuda") the
+        splitting and merging run there as batched tensor operations, and each text's ids come back as an int32 tensor on
+        that device (views of one buffer).
+        """
+        if isinstance(texts, str):
+            raise TypeError("encode_batch() takes a list of texts; for a single str use encode()")
+        if device is None:
+            return [self.encode(text) for text in texts]
+        raise NotImplementedError
+
+    # ---- ids to text ----------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of a sequence of ids (a list, a tensor, an array). Bytes that are not UTF-8 become U+FFFD.
+
+        Raises ValueError for an id outside the vocabulary.
+        """
+        return self._codec.decode(_as_ids(ids), skip_special_tokens)
+
+    def stream(self, skip_special_tokens: bool = True) -> StreamDecoder:
+        """A decoder for ids that arrive one at a time: ``.push(id)`` and, at the end, ``.flush()`` give whole characters."""
+        return self._codec.stream(skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for; ValueError for an id outside the vocabulary."""
+        return self._codec.token_bytes[token_id]
+
+    # ---- chat -----------------------------------------------------------------------------------------------------
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt text for a conversation, by the model's own template (run in Jinja's sandbox).
+
+        `messages` is a list of ``{"role": ..., "content": ...}``; with `add_generation_prompt` the text ends where the
+        assistant is to speak. Raises ValueError when the model has no template or it does not accept the messages.
+        """
+        if self.chat_template is None:
+            raise ValueError(
+                "this model's files carry no chat template, so it was not trained to chat: "
+                "give it plain text (chat=False) or load an instruct model"
+            )
+        variables = {"tools": None, "documents": None, **self._template_variables, **variables}
+        return chat.render(self.chat_template, messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    # ---- what the vocabulary cannot say ----------------------------------------------------------------------------
+
+    @property
+    def unencodable_bytes(self) -> bytes:
+        """The bytes for which this vocabulary has no token; empty for most models."""
+        from labkit.tokenizer.byte_level import BYTE_OF
+
+        missing = self._words.missing if isinstance(self._words, ByteWords) else ()
+        return bytes(sorted(BYTE_OF[symbol] for symbol in missing))
+
+    @property
+    def on_unencodable(self) -> str:
+        """What happens to a character that needs such a byte.
+
+        ``"warn"`` (default): it is left out, as the reference does, and an UnencodableWarning names it. ``"drop"``: left out
+        without a word. ``"replace"``: U+FFFD is encoded instead. ``"error"``: ValueError.
+        """
+        return self._words.on_unencodable
+
+    @on_unencodable.setter
+    def on_unencodable(self, policy: str) -> None:
+        if policy not in UNENCODABLE_POLICIES:
+            raise ValueError(f"on_unencodable must be one of {', '.join(UNENCODABLE_POLICIES)}, not {policy!r}")
+        self._words.on_unencodable = policy
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, {self.vocab_size} tokens, {len(self.special_tokens)} special)"
+
+    # ---- loading --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """From a GGUF file's key-value pairs (plain Python values); an unknown pre-tokenizer name is refused."""
+        from labkit.tokenizer.gguf_file import load
+
+        return load(metadata)
+
+
+def _as_ids(ids: Any) -> list[int]:
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if isinstance(ids, int):
+        return [ids]
+    if isinstance(ids, str):
+        raise TypeError("decode() takes token ids, not text")
+    ids = list(ids)
+    if ids and not isinstance(ids[0], int):
+        ids = [int(i) for i in ids]
+    return ids
+
+
+def _surrogate_error(text: str) -> ValueError:
+    at = next(i for i, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF)
+    return ValueError(
+        f"the text holds a lone surrogate (U+{ord(text[at]):04X} at index {at}), which is not a character and has no UTF-8 "
+        'form; repair the text first, for example with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+    )
+
+
+__all__ = ["AddedToken", "Tokenizer"]
