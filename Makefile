@@ -3,13 +3,14 @@
 #   PYTHON=python3.12   which Python makes .venv (3.10 to 3.13)
 #   PIP_FLAGS="..."     what to add to every pip install, for example the line that pytorch.org gives for a CPU-only torch
 #   ARGS="..."          what to add to the command itself: make lab ARGS=--no-browser, make unit ARGS="-k bpe"
-#   JOBS=2              test processes side by side
+#   JOBS=2              test processes side by side;  TESTS=tests/tokenizer  only these unit tests
 
 .DEFAULT_GOAL := help
 .PHONY: help lab demo test unit notebooks browser lint format types bench model doctor clean
 
 VENV ?= .venv
 JOBS ?= 2
+TESTS ?= tests
 ARGS ?=
 PIP_FLAGS ?=
 ifeq ($(OS),Windows_NT)
@@ -63,7 +64,7 @@ test: $(DEV)
 
 unit: $(DEV)
 	@echo "== Unit tests ($(JOBS) processes)"
-	@$(SHARED) $(PYTEST) tests -m "not browser" -n $(JOBS) --dist loadscope $(ARGS)
+	@$(SHARED) $(PYTEST) $(TESTS) -m "not browser" -n $(JOBS) --dist loadscope $(ARGS)
 
 notebooks: $(DEV)
 	@echo "== Notebooks, each from a fresh kernel ($(JOBS) processes)"

@@ -133,7 +133,7 @@ def doctor(
     if as_json:
         print(checks.to_json(findings))
     else:
-        terminal.console().print(checks.to_table(findings))
+        terminal.console().print(terminal.findings_table(findings))
         print(checks.verdict(findings))
     raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from labkit.doctor import Finding
     from labkit.perf.trace import Trace
     from labkit.pipeline import Run
 
@@ -89,6 +92,22 @@ def components_table(kind: str, infos: list[Any]) -> Table:
         here = "yes" if info.unavailable is None else f"no: {info.unavailable}"
         options = "\n".join(_option_text(option) for option in info.options)
         table.add_row(*(escape(text) for text in (info.name, info.summary, options, here)))
+    return table
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """``labkit doctor``'s report: each check, its state in a word and a colour, what was found and the remedy."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    words = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "fail": "[bold red]fail[/]"}
+    table = Table(title=f"labkit {metadata.version('labkit')} on {platform.platform(terse=True)}", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("found, and what to do about it", overflow="fold")
+    for finding in findings:
+        text = escape(finding.found) + (f"\n[bold]→[/] {escape(finding.remedy)}" if finding.remedy else "")
+        table.add_row(finding.check, words[finding.status], text)
     return table
 
 

@@ -1,0 +1,142 @@
+"""Notebooks are thin, stripped and alike: what CONTRIBUTING.md asks of them, checked without running them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LESSONS = [path for path in NOTEBOOKS if re.match(r"\d\d_", path.name)]
+DEMOS = [path for path in NOTEBOOKS if path.name.startswith("demo_")]
+
+MAX_CODE_LINES = 25
+LESSON_CELLS = range(12, 26)
+LESSON_WORDS = range(700, 1401)
+MAX_BYTES = 60_000
+EXERCISE_TAGS = {"exercise", "solution"}
+"""Only the learner's own cells define functions: the stub and its folded solution."""
+
+pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="no notebooks here")
+
+
+def name_of(path: Path) -> str:
+    return path.name
+
+
+@cache
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def tags(cell: dict[str, Any]) -> set[str]:
+    return set(cell["metadata"].get("tags", []))
+
+
+def code_cells(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    return [(idx, cell) for idx, cell in enumerate(read(path)["cells"]) if cell["cell_type"] == "code"]
+
+
+def markdown(path: Path) -> str:
+    return "\n\n".join(source(cell) for cell in read(path)["cells"] if cell["cell_type"] == "markdown")
+
+
+def parse(cell: dict[str, Any]) -> ast.Module:
+    """The cell's Python. Magics are not Python, and a lesson needs none: they fail here."""
+    return ast.parse(source(cell))
+
+
+def test_names():
+    wrong = [path.name for path in NOTEBOOKS if path not in LESSONS and path not in DEMOS]
+    assert not wrong, f"call a lesson NN_topic.ipynb and a demo demo_topic.ipynb: {wrong}"
+    numbers = [path.name[:2] for path in LESSONS]
+    assert len(numbers) == len(set(numbers)), f"two lessons with one number: {numbers}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_format(path):
+    book = read(path)
+    assert (book["nbformat"], book["nbformat_minor"]) >= (4, 5), "notebook format 4.5 or newer: cells have ids"
+    ids = [cell["id"] for cell in book["cells"]]
+    assert len(ids) == len(set(ids))
+    assert "widgets" not in book["metadata"], "leftover widget state: GitHub shows 'Invalid Notebook'"
+    assert book["metadata"].get("kernelspec", {}).get("name", "python3") == "python3"
+    assert path.stat().st_size < MAX_BYTES, "too big: are there outputs or pictures in it?"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_stripped(path):
+    for idx, cell in code_cells(path):
+        assert not cell["outputs"], f"cell {idx} has outputs: make format strips them"
+        assert cell["execution_count"] is None, f"cell {idx} has an execution count: make format strips it"
+    assert not any(cell.get("attachments") for cell in read(path)["cells"]), "no pictures inside a notebook"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_code_cells_are_thin(path):
+    for idx, cell in code_cells(path):
+        n_lines = len(source(cell).splitlines())
+        assert n_lines <= MAX_CODE_LINES, f"cell {idx} has {n_lines} lines: move what is not the point into labkit"
+        for node in ast.walk(parse(cell)):
+            assert not isinstance(node, ast.ClassDef), f"cell {idx}: a class belongs into labkit"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert tags(cell) & EXERCISE_TAGS, f"cell {idx}: def {node.name} outside an exercise cell"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_code_cells_are_honest(path):
+    """No installs behind the learner's back, no faked time, no swallowed errors, no private names of labkit."""
+    for idx, cell in code_cells(path):
+        for node in ast.walk(parse(cell)):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in {"time.sleep", "sleep", "eval", "exec"}, f"cell {idx}: {called}"
+            if isinstance(node, ast.ExceptHandler):
+                assert node.type is not None, f"cell {idx}: bare except"
+            if isinstance(node, ast.Attribute):
+                is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+                assert not is_private, f"cell {idx}: {node.attr} is private"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_tags_are_ones_that_nbval_reads(path):
+    known = EXERCISE_TAGS | {"nbval-ignore-output", "nbval-skip", "raises-exception", "remove-input"}
+    for idx, cell in enumerate(read(path)["cells"]):
+        assert tags(cell) <= known, f"cell {idx}: unknown tags {tags(cell) - known}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", markdown(path)):
+        if re.match(r"[a-z]+:", target) or target.startswith("#"):
+            continue
+        assert not target.startswith("/"), f"{target}: a path of one machine"
+        assert (path.parent / target.split("#")[0]).exists(), f"{target}: no such file"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name_of)
+def test_a_lesson_has_its_parts(path):
+    text = markdown(path)
+    n_cells, n_words = len(read(path)["cells"]), len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
+    assert n_cells in LESSON_CELLS, f"{n_cells} cells: a lesson has {LESSON_CELLS.start} to {LESSON_CELLS.stop - 1}"
+    assert n_words in LESSON_WORDS, f"{n_words} words: a lesson has {LESSON_WORDS.start} to {LESSON_WORDS.stop - 1}"
+    first = source(read(path)["cells"][0])
+    assert first.startswith("# "), "the first cell begins with the title"
+    assert f"notebooks/{path.name}" in text, "Binder and Colab badges name the notebook itself"
+    assert "colab.research.google.com" in text
+    assert "mybinder.org" in text
+
+
+@pytest.mark.parametrize("path", DEMOS, ids=name_of)
+def test_a_demo_is_short(path):
+    assert len(read(path)["cells"]) <= 8, "a demo is one panel, full page"
