@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.checkpoint.families import FAMILIES
+from labkit.checkpoint.gguf_names import Read, settings_from_gguf, tensors_from_gguf
 from labkit.checkpoint.names import tensors_from_hf
 from labkit.checkpoint.settings import Settings
 from labkit.model.config import ModelConfig
 
-__all__ = ["config_from_hf", "supported", "tensors_from_hf"]
+__all__ = ["config_from_gguf", "config_from_hf", "supported", "tensors_from_gguf", "tensors_from_hf"]
 
 
 def supported() -> list[str]:
@@ -40,3 +41,12 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
             "choose a model of one of these families (the model card names its architecture)."
         )
     return family.build(family.name, Settings(values, defaults=family.defaults))
+
+
+def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], read: Read) -> ModelConfig:
+    """GGUF metadata as a ``ModelConfig``.
+
+    ``shapes`` of the stored tensors say what the metadata does not (a tied head, biases), and ``read`` gives
+    the few small tensors that hold rotary factors. Raises as ``config_from_hf`` does.
+    """
+    return config_from_hf(settings_from_gguf(metadata, shapes, read))
