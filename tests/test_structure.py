@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"kernels", "tokenizer", "prompts"},
     {"kvcache", "quant"},
     {"model"},
-    {"decoding", "checkpoint", "perf"},
+    {"decoding", "checkpoint", "perf", "run"},
     {"pipeline"},
     {"serving", "diagnose"},
     {"ui", "cli"},
