@@ -1,0 +1,154 @@
+"""The top of a lesson: what it teaches, how long it takes, where to run it, and what it found to run on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from labkit.ui import html
+from labkit.ui.machine import this_machine
+from labkit.ui.runner import in_foreground
+from labkit.ui.session import DEFAULT_MODEL, shelf
+
+REPOSITORY = "labkit-lab/labkit"
+
+
+def header(title: str, *, goals: Sequence[str], minutes: int, notebook: str = "") -> None:
+    """Show a lesson's head: its goals (three of them), its length, links to Colab and Binder, this machine.
+
+    ``notebook`` is the file's name, such as "04_pipeline_timed.ipynb"; without it no links are shown.
+    """
+    if len(goals) != 3:
+        raise ValueError(f"a lesson has three goals, got {len(goals)}: name what the reader will be able to do.")
+    links = ""
+    if notebook:
+        colab = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{notebook}"
+        binder = f"https://mybinder.org/v2/gh/{REPOSITORY}/main?urlpath=lab/tree/notebooks/{notebook}"
+        links = (
+            f'<div class="lk-links" style="margin-top:14px"><a href="{colab}" rel="noreferrer">Open in Colab</a>'
+            f'<a href="{binder}" rel="noreferrer">Open in Binder</a></div>'
+        )
+    facts = "".join(f'<span class="lk-tag">{escape(fact)}</span>' for fact in this_machine().facts)
+    html.show(
+        '<div class="lk-card">'
+        f'<div class="lk-eyebrow">labkit · {minutes} minutes</div>'
+        f'<div class="lk-title" style="font-size:22px;margin-top:2px">{html.prose(title)}</div>'
+        '<div style="margin-top:12px" class="lk-muted">When you are through, you can:</div>'
+        f'<ol class="lk-goals">{"".join(f"<li>{html.prose(goal)}</li>" for goal in goals)}</ol>'
+        f'<div class="lk-facts" aria-label="this machine">{facts}</div>{links}</div>'
+    )
+
+
+class Setup:
+    """What a lesson runs on. ``model`` loads on first use and is shared by the whole notebook."""
+
+    def __init__(self, model_name: str, load_options: dict[str, Any]) -> None:
+        self.model_name, self.load_options = model_name, load_options
+        self.checks: list[tuple[str, str, str, str]] = []
+        """(state, name, finding, remedy), state "ok", "warn" or "bad"."""
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing that the lesson needs is missing."""
+        return all(state != "bad" for state, *_ in self.checks)
+
+    @property
+    def model(self) -> Any:
+        """The lesson's model, loaded once in this process (a few seconds; fetched first when it is not here)."""
+        return shelf.get(self.model_name, **self.load_options)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.tokenizer
+
+    def pipeline(self, **switches: Any) -> Any:
+        """``labkit.Pipeline(setup.model, **switches)``."""
+        import labkit
+
+        return labkit.Pipeline(self.model, **switches)
+
+    def _repr_html_(self) -> str:
+        marks = {"ok": ("✓", "pass"), "warn": ("!", "note"), "bad": ("✗", "missing")}
+        tiles = []
+        for state, name, finding, remedy in self.checks:
+            mark, word = marks[state]
+            fix = f'<div class="lk-remedy">{html.prose(remedy)}</div>' if remedy else ""
+            tiles.append(
+                f'<div class="lk-check"><span class="lk-mark lk-{state}" role="img" aria-label="{word}">{mark}</span>'
+                f"<div><b>{escape(name)}</b><div class='lk-muted'>{html.prose(finding)}</div>{fix}</div></div>"
+            )
+        verdict = "Everything this lesson needs is here." if self.ok else "Something is missing; here is what to do."
+        state = "ok" if self.ok else "bad"
+        body = f'<div class="lk-card"><div class="lk-title lk-{state}">{verdict}</div>'
+        return html.page(body + f'<div class="lk-checks">{"".join(tiles)}</div></div>')
+
+
+def setup(model: str | None = DEFAULT_MODEL, *, packages: Sequence[str] = (), **load_options: Any) -> Setup:
+    """Check what the lesson needs and show the result as a tile. Call it as a cell's last line.
+
+    ``model=None`` for a lesson that needs none; ``packages`` are importable names beyond labkit's own. Never
+    raises for what is missing: it says what to do, and the lesson's own cells then fail with the same words.
+    """
+    found = Setup(model or DEFAULT_MODEL, load_options)
+    version = ".".join(map(str, sys.version_info[:3]))
+    state = "ok" if sys.version_info[:2] >= (3, 10) else "bad"
+    found.checks.append((state, "Python", version, "" if state == "ok" else "labkit needs Python 3.10 or newer."))
+    found.checks.append(_packages(packages))
+    found.checks.append(_device())
+    if model:
+        found.checks.append(_model(model))
+    if in_foreground():
+        _enable_colab_widgets()
+    return found
+
+
+def _packages(extra: Sequence[str]) -> tuple[str, str, str, str]:
+    import importlib.util
+    from importlib.metadata import version
+
+    missing = [name for name in ("ipywidgets", "anywidget", "plotly", *extra) if importlib.util.find_spec(name) is None]
+    if missing:
+        remedy = f"Run `make lab` again, or `pip install {' '.join(missing)}`, then restart the kernel."
+        return ("bad", "Packages", f"missing: {', '.join(missing)}", remedy)
+    return ("ok", "Packages", f"torch {version('torch')}, labkit {version('labkit')}", "")
+
+
+def _device() -> tuple[str, str, str, str]:
+    machine = this_machine()
+    if machine.gpu:
+        return ("ok", "Device", machine.gpu, "")
+    return ("ok", "Device", f"CPU, {machine.n_cores} cores: every lesson is made to work here", "")
+
+
+def _model(name: str) -> tuple[str, str, str, str]:
+    import labkit
+
+    if name not in labkit.models():
+        return ("bad", "Model", f"`{name}` is not known here", f"Choose one of {', '.join(labkit.models())}.")
+    if shelf.holds(name):
+        return ("ok", "Model", f"`{name}`, loaded", "")
+    present = _is_cached(name)
+    if present is False:
+        remedy = (
+            "The first use fetches it with a progress bar. Offline? Run `labkit fetch` once where there is a network."
+        )
+        return ("warn", "Model", f"`{name}` is not in the cache yet", remedy)
+    return ("ok", "Model", f"`{name}`, loads on first use", "")
+
+
+def _is_cached(name: str) -> bool | None:
+    """Whether the model's file lies in the cache; None when the checkpoint room cannot say."""
+    from labkit import checkpoint
+
+    ask = getattr(checkpoint, "is_cached", None)
+    return bool(ask(name)) if ask is not None else None
+
+
+def _enable_colab_widgets() -> None:
+    if os.environ.get("COLAB_NOTEBOOK_ID"):
+        from google.colab import output  # type: ignore[import-not-found]
+
+        output.enable_custom_widget_manager()

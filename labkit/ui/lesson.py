@@ -1,0 +1,68 @@
+"""A lesson's anatomy as one-line calls: everything a notebook's cells need, from one name.
+
+from labkit.ui import lesson
+lesson.header("...", goals=[...], minutes=15, notebook="06_kv_cache.ipynb")     1  badges, goals, machine
+lab = lesson.setup(); lab                                                       2  pass/fail tile; lab.model
+guess = lesson.predict("How many ...?", unit="tok/s"); guess                    3  predict
+panel = lesson.Experiment("...", work, {"n": lesson.slider(...)}, guess=guess)  4  run
+lesson.table(panel.results[-1].rows, "...")                                     5  explain
+lesson.show_source("labkit.kvcache.contiguous.ContiguousCache.append")          6  look inside
+lesson.check(my_function, exercise)                                             7  modify
+lesson.quiz(("question", {"answer": "why", ...}, "right answer"), ...)          9  quiz
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.display import HTML
+
+from labkit.ui import html
+from labkit.ui.component_picker import ComponentPicker
+from labkit.ui.controls import choice, number, slider, text, toggle
+from labkit.ui.exercise import Exercise, check
+from labkit.ui.experiment import Experiment, ExperimentJob, Result
+from labkit.ui.header import Setup, header, setup
+from labkit.ui.predict import Guess, predict
+from labkit.ui.quiz import Quiz, quiz
+from labkit.ui.source import show_source
+
+__all__ = [
+    "ComponentPicker",
+    "Exercise",
+    "Experiment",
+    "ExperimentJob",
+    "Guess",
+    "Quiz",
+    "Result",
+    "Setup",
+    "check",
+    "choice",
+    "component",
+    "header",
+    "note",
+    "number",
+    "predict",
+    "quiz",
+    "setup",
+    "show_source",
+    "slider",
+    "table",
+    "text",
+    "toggle",
+]
+
+
+def table(rows: Any, caption: str = "") -> HTML:
+    """An accessible table from dicts or a DataFrame; figures rounded for reading."""
+    return HTML(html.page(html.table(rows, caption)))
+
+
+def note(words: str) -> HTML:
+    """A sentence set apart: what to notice. `code` and **bold** work."""
+    return HTML(html.page(f'<div class="lk-note">{html.prose(words)}</div>'))
+
+
+def component(kind: str, label: str, **options: Any) -> ComponentPicker:
+    """A control drawn from ``labkit.components(kind)``, with the chosen one's own options."""
+    return ComponentPicker(kind, label, **options)

@@ -1,0 +1,24 @@
+"""The status line of a panel: a word, a sentence, and how far it is."""
+
+from __future__ import annotations
+
+import anywidget
+import traitlets
+
+from labkit.ui.theme import STATIC
+
+STATES = ("idle", "loading", "running", "done", "stopped", "error")
+
+
+class StatusLine(anywidget.AnyWidget):
+    """``set("running", "decoding", 0.4)``; a progress below 0 hides the bar."""
+
+    _esm = STATIC / "status.js"
+    state = traitlets.Enum(STATES, default_value="idle").tag(sync=True)
+    text = traitlets.Unicode("").tag(sync=True)
+    progress = traitlets.Float(-1.0).tag(sync=True)
+
+    def set(self, state: str, text: str, progress: float = -1.0) -> None:
+        """All three in one message."""
+        with self.hold_sync():
+            self.state, self.text, self.progress = state, text, float(progress)
