@@ -1,0 +1,68 @@
+"""Bytes of a weight in a format, and of a cache in its kind: asked of the rooms that own them, never copied here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from labkit import registry
+from labkit.kvcache import KVCache
+from labkit.model.attention import entries_of
+from labkit.model.config import ModelConfig, as_dtype
+from labkit.perf.weights import Weight
+
+
+def weight_nbytes(weight: Weight, *, dtype: str, weights: Any = None) -> int:
+    """Bytes of one tensor when the model is loaded with ``dtype`` and ``weights`` (None: as ``dtype``)."""
+    return weight.n_values * as_dtype(dtype).itemsize
+
+
+def cache_class(kv_cache: Any) -> tuple[type[KVCache], Any]:
+    """The class and the config behind a cache's name or config. Raises ValueError that lists the kinds."""
+    component, config = registry.find("kv_cache", kv_cache)
+    for found in _subclasses(KVCache):
+        if found.__dict__.get("kind") == component.name:
+            return found, config
+    raise ValueError(f"kv_cache {component.name!r} does not say what it will hold (no class of that kind).")
+
+
+def cache_nbytes(
+    config: ModelConfig, *, n_tokens: int, n_sequences: int = 1, dtype: str = "fp32", kv_cache: Any = "contiguous"
+) -> int:
+    """Bytes that a cache of ``n_sequences`` sequences of up to ``n_tokens`` tokens will take."""
+    kind, options = cache_class(kv_cache)
+    return kind.predict_nbytes(
+        [entries_of(layer.attention) for layer in config.layers],
+        capacity_tokens=n_tokens,
+        n_sequences=n_sequences,
+        dtype=as_dtype(dtype),
+        config=options,
+    )
+
+
+def layer_token_nbytes(layer_attention: Any, *, dtype: str, kv_cache: Any = "contiguous") -> float:
+    """Bytes that one token adds to one layer's cache, in the long run."""
+    kind, options = cache_class(kv_cache)
+    if not kind.keeps_history:
+        return 0.0
+    entries = entries_of(layer_attention)
+    if entries.window is not None:  # what a window evicts does not change what one token takes
+        entries = type(entries)(entries.entries, None, 0, entries.tokens_per_entry)
+    few, many = 1 << 14, 1 << 15  # multiples of every block and group size, beyond every residual
+    sizes = [
+        kind.predict_nbytes([entries], capacity_tokens=n, n_sequences=1, dtype=as_dtype(dtype), config=options)
+        for n in (few, many)
+    ]
+    return (sizes[1] - sizes[0]) / (many - few)
+
+
+def dtype_nbytes(dtype: str | torch.dtype) -> int:
+    return as_dtype(dtype).itemsize
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
