@@ -85,9 +85,10 @@ class GGUFFile:
             del raw  # an exported buffer would keep the file from being closed
 
     def items(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor, one at a time, in the file's order."""
-        for name in self.tensors:
-            yield name, self.tensor(name, dtype)
+        """Every tensor, one at a time, in the file's order. Vectors (norms, biases) come in float32: they are
+        small, and Gemma's norms must be shifted before they are rounded."""
+        for name, info in self.tensors.items():
+            yield name, self.tensor(name, dtype if len(info.shape) > 1 else torch.float32)
 
 
 class _Header:
