@@ -11,7 +11,13 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, the mean in float32 (Zhang & Sennrich, arXiv 1910.07467)."""
+    """x / sqrt(mean(x^2) + eps) * weight, the mean in float32 (Zhang & Sennrich, arXiv 1910.07467).
+
+    In a narrow dtype the normed values are rounded before the weight multiplies them, as Llama was trained;
+    Gemma, with ``unit_offset``, rounds after.
+    """
+    if x.dtype == weight.dtype == torch.float32:
+        return F.rms_norm(x, weight.shape, 1.0 + weight if unit_offset else weight, eps)
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if unit_offset:
@@ -29,10 +35,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, layout: str = "half") -> Tens
     turned, rest = x[..., :n], x[..., n:]
     if layout == "half":
         a, b = turned.chunk(2, dim=-1)
-        out = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     else:
         a, b = turned[..., 0::2], turned[..., 1::2]
-        out = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    first = torch.addcmul(a * cos, b, sin, value=-1)  # a cos - b sin
+    second = torch.addcmul(b * cos, a, sin)  # b cos + a sin
+    out = torch.cat((first, second), dim=-1) if layout == "half" else torch.stack((first, second), dim=-1).flatten(-2)
     return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
 
 

@@ -1,8 +1,15 @@
-"""The feed-forward network: two thirds of a layer's weights."""
+"""The feed-forward network: what a token does by itself, and two thirds of a dense layer's weights.
+
+    two-layer   W_down act(W_up x)                       GPT-2
+    gated       W_down (act(W_gate x) * (W_up x))        SwiGLU, GeGLU (Shazeer, arXiv 2002.05202)
+
+x is (T, M), the hidden width d_ff. The mixture of experts stands in ``moe``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,13 +19,13 @@ from labkit.model.config import DenseFFN
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
 
 
 class FeedForward(nn.Module):
-    """``down(act(gate(x)) * up(x))`` (SwiGLU, Shazeer, arXiv 2002.05202), or ``down(act(up(x)))``."""
+    """``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` when not gated: (T, M) -> (T, M)."""
 
     def __init__(self, d_model: int, config: DenseFFN) -> None:
         super().__init__()

@@ -1,4 +1,11 @@
-"""RMSNorm and LayerNorm."""
+"""Norms keep the hidden states at one size, so that thirty layers in a row neither explode nor fade.
+
+    RMSNorm    x / sqrt(mean(x^2) + eps) * weight                  (Zhang & Sennrich, arXiv 1910.07467)
+    LayerNorm  (x - mean(x)) / sqrt(var(x) + eps) * weight + bias  (Ba et al., arXiv 1607.06450)
+
+Both work on each token's M values alone; x is (..., M), so a norm over every head's D values (QK-norm) is the
+same code. Where a block's norms stand (before, after, or both) is its ``Layer.norms``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ from labkit.model.config import Norm
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight; with ``unit_offset`` (Gemma) the weight is stored less 1."""
 
     def __init__(self, width: int, config: Norm) -> None:
         super().__init__()

@@ -25,19 +25,32 @@ def _never() -> bool:
 
 @dataclass
 class Step:
-    """T tokens on their way through the model: their positions, their cache, and the watch that times them."""
+    """T tokens on their way through the model: their positions, their cache, and those who look on."""
 
     positions: Tensor
     cache: KVCache
     timer: Any = NULL_TIMER
     should_stop: Callable[[], bool] = _never
+    watch: Any = None
+    """Takes named activations (``labkit.model.watch``); None, the usual case, costs nothing."""
+    frequencies: dict[Any, Tensor] = field(default_factory=dict)
+    """Rotary frequencies by (rope, d_head, length): the model's own, so that a step need not make them."""
     _angles: dict[tuple[Rope, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def angles(self, rope: Rope, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin for this step's positions, made once however many layers share the same rotation."""
+        """cos and sin for this step's positions, made once however many layers share the same rotation.
+
+        A scaling that depends on the sequence's length goes by what the cache may hold of one (``capacity_tokens``):
+        known from the first token, so that early keys and late queries are turned alike.
+        """
         key = (rope, d_head, dtype)
         if key not in self._angles:
-            self._angles[key] = rotary.angles(rope, d_head, self.positions, dtype)
+            length = self.cache.capacity_tokens if rotary.depends_on_length(rope) else 0
+            made = self.frequencies.get((rope, d_head, length))
+            if made is None:
+                made = rotary.inverse_frequencies(rope, d_head, length).to(self.positions.device)
+                self.frequencies[rope, d_head, length] = made
+            self._angles[key] = rotary.turn(made, self.positions, dtype, rotary.attention_factor(rope))
         return self._angles[key]
 
     def check(self) -> None:

@@ -1,4 +1,14 @@
-"""Token ids in, logits out: embedding, blocks of attention and FFN, final norm, head."""
+"""Token ids in, logits out: embedding, blocks of attention and FFN, final norm, head.
+
+    x = embed(ids)                                    (T, M)
+    for each layer:   x = x + attention(norm(x))      what a token gathers from those before it
+                      x = x + ffn(norm(x))            what it makes of it by itself
+    logits = head(norm(x))                            (T, V)
+
+Every family runs through this file. What differs between them (rotary or learned positions, where the norms
+stand, who shares keys, which layers see far, how many experts) is the config's data, read once when the model is
+built.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from labkit.kvcache import KVCache, LayerEntries
-from labkit.model.attention import build_attention, entries_of
-from labkit.model.config import Layer, ModelConfig
-from labkit.model.ffn import FeedForward
+from labkit.model.attention import entries_of
+from labkit.model.block import Block
+from labkit.model.config import ModelConfig
+from labkit.model.embedding import build_positions, embed
 from labkit.model.norm import build_norm
 from labkit.model.step import Step, _never
 from labkit.perf.timer import NULL_TIMER
-
-
-class Block(nn.Module):
-    """One layer: what attention adds to the hidden states, then what the FFN adds."""
-
-    def __init__(self, config: ModelConfig, layer: Layer) -> None:
-        super().__init__()
-        self.norms = layer.norms
-        self.attention_norm = build_norm(config.d_model, config.norm)
-        self.attention = build_attention(config.d_model, layer.attention, config.norm)
-        self.ffn_norm = build_norm(config.d_model, config.norm)
-        self.ffn = FeedForward(config.d_model, layer.ffn)
-
-    def forward(self, x: Tensor, step: Step, layer_idx: int) -> Tensor:
-        timer = step.timer
-        with timer("norm"):
-            normed = self.attention_norm(x)
-        with timer("attention"):
-            x = x + self.attention(normed, step, layer_idx)
-        with timer("norm"):
-            normed = self.ffn_norm(x)
-        with timer("ffn"):
-            return x + self.ffn(normed)
 
 
 class Transformer(nn.Module):
@@ -47,17 +35,16 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = build_positions(config)
         self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
         self.final_norm = build_norm(config.d_model, config.norm)
         self.head = (
             None if config.tied_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=config.head_bias)
         )
-        self.requires_grad_(False)
-
-    @property
-    def cache_entries(self) -> tuple[LayerEntries, ...]:
+        self.cache_entries: tuple[LayerEntries, ...] = tuple(entries_of(layer.attention) for layer in config.layers)
         """What each layer asks a cache to keep."""
-        return tuple(entries_of(layer.attention) for layer in self.config.layers)
+        self._frequencies: dict[Any, Tensor] = {}
+        self.requires_grad_(False)
 
     def forward(
         self,
@@ -68,19 +55,31 @@ class Transformer(nn.Module):
         last_only: bool = False,
         timer: Any = NULL_TIMER,
         should_stop: Callable[[], bool] = _never,
+        watch: Any = None,
     ) -> Tensor:
         """Logits of the next token after each of ``token_ids`` (T,), a flat list: (T, V), in the model's dtype.
 
         ``counts`` {sequence id: tokens} says which sequence each run of tokens extends; None: all of sequence 0.
-        ``last_only`` computes the head for each sequence's last token alone: (n_sequences, V).
+        ``last_only`` computes the head for each sequence's last token alone: (n_sequences, V). ``watch`` is shown
+        the named activations (``labkit.model.watch``). Raises ValueError when a sequence outgrows the context.
         """
         with timer("embed"):
-            step = Step(cache.begin(len(token_ids) if counts is None else counts), cache, timer, should_stop)
-            x = self.embedding(token_ids)  # (T, M)
+            step = self.begin(cache, len(token_ids) if counts is None else counts, timer, should_stop, watch)
+            x = embed(
+                token_ids,
+                step.positions,
+                table=self.embedding,
+                position_table=self.positions,
+                scale=self.config.embedding_scale,
+            )
+        if watch is not None:
+            watch.hidden(-1, x)
         for layer_idx, block in enumerate(self.layers):
             timer.layer = layer_idx
             step.check()
             x = block(x, step, layer_idx)
+            if watch is not None:
+                watch.hidden(layer_idx, x)
         timer.layer = -1
         if last_only:
             x = x[cache.last_rows()]
@@ -90,9 +89,29 @@ class Transformer(nn.Module):
         with timer("lm_head"):
             return self.logits(x)
 
+    def begin(
+        self,
+        cache: KVCache,
+        counts: Any,
+        timer: Any = NULL_TIMER,
+        should_stop: Callable[[], bool] = _never,
+        watch: Any = None,
+    ) -> Step:
+        """Open a step of ``counts`` new tokens in ``cache``. Raises ValueError when one outgrows the context."""
+        positions, context = cache.begin(counts), self.config.context_tokens
+        for segment in cache.segments:
+            if segment.n_total > context:
+                raise ValueError(
+                    f"sequence {segment.sequence_id} would hold {segment.n_total} tokens; this model's context is "
+                    f"{context}: shorten the prompt, or generate fewer tokens."
+                )
+        return Step(positions, cache, timer, should_stop, watch, self._frequencies)
+
     def logits(self, x: Tensor) -> Tensor:
         """Hidden states (T, M), normed, to logits (T, V)."""
-        return nn.functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        logits = nn.functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @property
     def device(self) -> torch.device:

@@ -1,4 +1,15 @@
-"""Attention with grouped keys and values: MHA, MQA and GQA, whole-context or sliding window."""
+"""Attention with grouped keys and values: MHA, MQA and GQA, whole context or sliding window.
+
+    q, k, v = W_q x, W_k x, W_v x                         (T, H, D), (T, G, D), (T, G, D)
+    q, k    = rope(norm(q)), rope(norm(k))                norm only with QK-norm
+    out     = W_o [ softmax(scale q_h . k_g) v_g  for each head h, its group g = h // (H/G) ]
+
+Multi-head attention (Vaswani et al., arXiv 1706.03762) has a key and a value head for each query head; multi-query
+(Shazeer, arXiv 1911.02150) has one for all; grouped-query (Ainslie et al., arXiv 2305.13245) stands between. The
+scores cost the same whatever G is. What falls is the memory: 2 G D values a token and layer.
+
+Who sees whom (causal, window, sinks) is told to the cache once, as ``entries``; how it is stored is the cache's.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +46,16 @@ class Attention(nn.Module):
         return LayerEntries((Entry("k", shape), Entry("v", shape)), config.window, config.n_sinks)
 
     def forward(self, x: Tensor, step: Step, layer_idx: int) -> Tensor:
+        q, k, v = self.project(x, step)
+        with step.timer("kv_cache"):
+            step.cache.append(layer_idx, k=k, v=v)
+        if step.watch is not None:
+            step.watch.attention(layer_idx, q, step.cache, scale=self.scale, softcap=self.config.softcap)
+        out = step.cache.attend(layer_idx, q, scale=self.scale, softcap=self.config.softcap)
+        return self.o_proj(out.flatten(1))
+
+    def project(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """x (T, M) to q (T, H, D), k and v (T, G, D), normed and turned: what is stored and what asks."""
         config = self.config
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if config.qk_norm == "full":
@@ -48,7 +69,4 @@ class Attention(nn.Module):
             cos, sin = step.angles(config.rope, config.d_head, x.dtype)
             q = ops.rotate(q, cos, sin, layout=config.rope.layout)
             k = ops.rotate(k, cos, sin, layout=config.rope.layout)
-        with step.timer("kv_cache"):
-            step.cache.append(layer_idx, k=k, v=v)
-        out = step.cache.attend(layer_idx, q, scale=self.scale, softcap=config.softcap)
-        return self.o_proj(out.flatten(1))
+        return q, k, v

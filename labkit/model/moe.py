@@ -1,0 +1,78 @@
+"""Mixture of experts: many FFNs, of which each token visits a few.
+
+    p = softmax(W_router x)                       (T, E), in float32
+    y = sum over the k largest p_e:  g_e FFN_e(x)        g = p, or p / sum of the k (``renormalize``)
+      + sigmoid(w_gate . x) FFN_shared(x)                when there is a shared expert (Qwen2-MoE)
+
+The weights in memory are E times an FFN's, the work for a token only k times: so a decode step reads few of the
+weights, and a prefill reads all of them. Sources: Shazeer et al. (arXiv 1701.06538), Mixtral (arXiv 2401.04088).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.model.config import DenseFFN, MoEFFN
+from labkit.model.ffn import ACTIVATIONS, FeedForward
+
+
+class Experts(nn.Module):
+    """E gated FFNs, their weights stacked: gate and up (E, F, M), down (E, M, F)."""
+
+    def __init__(self, d_model: int, config: MoEFFN) -> None:
+        super().__init__()
+        n, d_ff = config.n_experts, config.d_ff
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate = nn.Parameter(torch.empty(n, d_ff, d_model), requires_grad=False)
+        self.up = nn.Parameter(torch.empty(n, d_ff, d_model), requires_grad=False)
+        self.down = nn.Parameter(torch.empty(n, d_model, d_ff), requires_grad=False)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
+        """sum over j of gates[t, j] FFN_{expert_ids[t, j]}(x_t): x (T, M), both others (T, k) -> (T, M).
+
+        Visits are sorted by expert, so that each expert sees all of its tokens in one product.
+        """
+        n_active = expert_ids.shape[1]
+        order = expert_ids.flatten().argsort(stable=True)  # (T*k,) visits
+        rows = order // n_active  # the token of each visit
+        counts = expert_ids.flatten().bincount(minlength=len(self.gate)).tolist()
+        weighted = gates.flatten()[order, None]
+        out, at = torch.zeros_like(x), 0
+        for expert, n in enumerate(counts):
+            if n:
+                mine = rows[at : at + n]
+                own = x[mine]
+                hidden = self.activation(F.linear(own, self.gate[expert])) * F.linear(own, self.up[expert])
+                y = F.linear(hidden, self.down[expert]) * weighted[at : at + n]
+                out.index_add_(0, mine, y.to(out.dtype))
+                at += n
+        return out
+
+
+class MixtureOfExperts(nn.Module):
+    """A router, its experts, and perhaps one expert that every token shares: (T, M) -> (T, M)."""
+
+    def __init__(self, d_model: int, config: MoEFFN) -> None:
+        super().__init__()
+        self.config = config
+        self.router = nn.Linear(d_model, config.n_experts, bias=False)
+        self.experts = Experts(d_model, config)
+        shared = DenseFFN(config.d_ff_shared, config.activation)
+        self.shared = FeedForward(d_model, shared) if config.d_ff_shared else None
+        self.shared_gate = nn.Linear(d_model, 1, bias=False) if config.shared_gate else None
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Which experts each token visits, and how much each counts: ids and gates, both (T, k)."""
+        gates, ids = self.router(x).float().softmax(-1).topk(self.config.n_active, dim=-1)
+        if self.config.renormalize:
+            gates = gates / gates.sum(-1, keepdim=True)
+        return ids, gates.to(x.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.experts(x, *self.route(x))
+        if self.shared is None:
+            return out
+        shared = self.shared(x)
+        return out + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
