@@ -1,6 +1,7 @@
 """Chat templates: from a list of messages to the one string that the model was trained on.
 
-A template is a Jinja program that arrives inside the model file, so it is a stranger's code. It runs in Jinja's *immutable
+A template is a Jinja program that arrives inside the model file, so it is a stranger's code. It runs in Jinja's
+*immutable
 sandbox*: no attribute that starts with an underscore, no changing of the caller's objects, no files, no imports.
 """
 
@@ -18,8 +19,8 @@ Message = Mapping[str, Any]
 def render(template: str, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
     """`messages` laid out by a Jinja chat template. Raises ValueError when the template or a message is malformed.
 
-    >>> render("{% for m in messages %}<{{ m.role }}>{{ m['content'] }}{% endfor %}", [{"role": "user", "content": "Hi"}])
-    '<user>Hi'
+    >>> render("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", [{"role": "user", "content": "A"}])
+    '<user>A'
     """
     import jinja2
 
@@ -48,7 +49,8 @@ def _compiled(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}`` marks what the assistant wrote, for training; when prompting, its body is all that counts."""
+        """``{% generation %}`` marks what the assistant wrote, for training; when prompting, its body is all that
+        counts."""
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 

@@ -1,6 +1,7 @@
 """A tokenizer from the metadata of a GGUF file.
 
-Source of the keys: the GGUF specification, section "Tokenizer"; token types: 1 normal, 2 unknown, 3 control, 4 user-defined,
+Source of the keys: the GGUF specification, section "Tokenizer"; token types: 1 normal, 2 unknown, 3 control, 4
+user-defined,
 5 unused, 6 byte.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import ByteLevelCodec
+from labkit.tokenizer.merging import merge_ranks
 from labkit.tokenizer.patterns import GGUF_IGNORE_MERGES, GGUF_PRE
 from labkit.tokenizer.pretokenize import PreTokenizer
 from labkit.tokenizer.tokenizer import Tokenizer
@@ -20,7 +22,8 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 def load(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a GGUF file describes. Raises ValueError when it is malformed or of a kind labkit does not know."""
+    """The tokenizer that a GGUF file describes. Raises ValueError when it is malformed or of a kind labkit does not
+    know."""
     model = _need(metadata, "tokenizer.ggml.model")
     tokens = list(_need(metadata, "tokenizer.ggml.tokens"))
     types = metadata.get("tokenizer.ggml.token_type")
@@ -39,7 +42,8 @@ def load(metadata: Mapping[str, Any]) -> Tokenizer:
 
         return from_gguf(metadata, tokens, types, added)
     raise ValueError(
-        f'the GGUF file\'s tokenizer is of kind {model!r}; labkit knows "gpt2" (byte-level BPE) and "llama" (SentencePiece BPE)'
+        f"the GGUF file's tokenizer is of kind {model!r}; "
+        'labkit knows "gpt2" (byte-level BPE) and "llama" (SentencePiece BPE)'
     )
 
 
@@ -47,8 +51,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], added: Seque
     pre = metadata.get("tokenizer.ggml.pre")
     if pre not in GGUF_PRE:
         raise ValueError(
-            f"the GGUF file's pre-tokenizer is {pre!r}, which labkit does not know. Guessing would give wrong token ids, so it is "
-            f"refused; known names: {', '.join(sorted(GGUF_PRE))}"
+            f"the GGUF file's pre-tokenizer is {pre!r}, which labkit does not know. Guessing would give "
+            f"wrong token ids, so it is refused; known names: {', '.join(sorted(GGUF_PRE))}"
         )
     vocab = {token: i for i, token in enumerate(tokens)}
     ranks = merge_ranks(_need(metadata, "tokenizer.ggml.merges"), vocab)
@@ -65,18 +69,6 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], added: Seque
             metadata, tokens, add_bos_default=pre in GGUF_IGNORE_MERGES and pre not in ("gpt-4o", "llama4")
         ),
     )
-
-
-def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int]) -> dict[str, int]:
-    """ "left right" -> rank, checked against the vocabulary. Raises ValueError for a merge that makes no token."""
-    ranks = {merge: rank for rank, merge in enumerate(merges)}
-    for merge in ranks:
-        if merge.count(" ") != 1 or merge.replace(" ", "") not in vocab:
-            raise ValueError(
-                f"merge {ranks[merge]} of the tokenizer file is {merge!r}, which does not join two parts into a token of the "
-                "vocabulary: the file is damaged or of another kind"
-            )
-    return ranks
 
 
 def common_options(metadata: Mapping[str, Any], tokens: Sequence[str], *, add_bos_default: bool) -> dict[str, Any]:

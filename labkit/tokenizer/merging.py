@@ -1,18 +1,24 @@
 """Applying merges to one word: the rule of BPE, and the same rule for long words in O(n log n).
 
-**The rule** (Sennrich et al. 2016): start from single symbols; while some adjacent pair is in the merge table, join the pair of
-lowest rank, the left-most one if several have it. A word of n symbols takes at most n - 1 joins. Looking for the lowest rank
-afresh after each join costs O(n^2), which is fastest up to some thirty symbols and hopeless for a megabyte of "aaaa"; a priority
+**The rule** (Sennrich et al. 2016): start from single symbols; while some adjacent pair is in the merge table, join
+the pair of
+lowest rank, the left-most one if several have it. A word of n symbols takes at most n - 1 joins. Looking for the
+lowest rank
+afresh after each join costs O(n^2), which is fastest up to some thirty symbols and hopeless for a megabyte of "aaaa";
+a priority
 queue over a linked list gives the same joins in the same order in O(n log n).
 
-A merge table is a dict from "left right" (a space between; no symbol contains one) to the rank: exactly the strings that
+A merge table is a dict from "left right" (a space between; no symbol contains one) to the rank: exactly the strings
+that
 tokenizer files hold, so loading one costs a single pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import Any
 
 SCAN_LIMIT = 48  # symbols; above it the queue wins (benchmarks/tokenizer.py --crossover)
 _NO_RANK = 1 << 62
@@ -31,7 +37,7 @@ def merge_word(symbols: list[str], ranks: Mapping[str, int]) -> list[str]:
 def _merge_by_scan(symbols: list[str], ranks: Mapping[str, int]) -> list[str]:
     parts = list(symbols)
     get = ranks.get
-    rank_at = [get(f"{a} {b}", _NO_RANK) for a, b in zip(parts, parts[1:], strict=False)]  # of the pair (i, i + 1)
+    rank_at = [get(f"{a} {b}", _NO_RANK) for a, b in pairwise(parts)]  # of the pair (i, i + 1)
     while rank_at:
         lowest = min(rank_at)
         if lowest == _NO_RANK:
@@ -83,3 +89,16 @@ def _merge_by_queue(symbols: list[str], ranks: Mapping[str, int]) -> list[str]:
             if rank is not None:
                 heappush(queue, rank << _POSITION_BITS | h)
     return [part for part in parts if part is not None]
+
+
+def merge_ranks(merges: Iterable[Any], vocab: Mapping[str, int]) -> dict[str, int]:
+    """ "left right" -> rank, from a list of such strings or of pairs; ValueError for a merge that makes no token."""
+    lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    ranks = {merge: rank for rank, merge in enumerate(lines)}
+    for merge in ranks:
+        if merge.count(" ") != 1 or merge.replace(" ", "") not in vocab:
+            raise ValueError(
+                f"merge {ranks[merge]} of the tokenizer file is {merge!r}, which does not join two parts into a token "
+                "of the vocabulary: the file is damaged or of another kind"
+            )
+    return ranks

@@ -1,7 +1,9 @@
 r"""The regular expressions that published tokenizers split text with, and the names GGUF files give them.
 
-A pre-tokenizer decides where a merge may never reach across. Leave it out and 4 % of the tokens of English prose change (10 %
-of Python's), so labkit runs the exact one or refuses the file. Sources: each model's own ``tokenizer.json``, `tiktoken`'s
+A pre-tokenizer decides where a merge may never reach across. Leave it out and 4 % of the tokens of English prose
+change (10 %
+of Python's), so labkit runs the exact one or refuses the file. Sources: each model's own ``tokenizer.json``,
+`tiktoken`'s
 ``tiktoken_ext/openai_public.py``, and the name table in llama.cpp's ``src/llama-vocab.cpp``.
 """
 
@@ -17,14 +19,17 @@ LLAMA3 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\
 QWEN2 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL
 QWEN35 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _TAIL
 
-# SmolLM splits every digit off first and runs GPT2 on what lies between. In one expression: a digit ends the text for the
-# whitespace rule, and is a word of its own. "Digit" means Unicode 17 here (see unicode16.NUMBERS_OF_UNICODE_17).
+# SmolLM splits every digit off first and runs GPT2 on what lies between. In one expression: a digit ends the text for
+# the whitespace rule, and is a word of its own. "Digit" means Unicode 17 here (see unicode16.NUMBERS_OF_UNICODE_17).
 _NUMBER = r"\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}"
 SMOLLM = (
     rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+|[{_NUMBER}]| ?[^\s\p{{L}}{_NUMBER}]+|\s+(?![^\s{_NUMBER}])|\s+"
 )  # fmt: skip
 
-CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -61,7 +66,8 @@ GGUF_PRE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), DEEPSEEK3),
 }
 
-# Names under which a word that is itself a token is taken whole, without running its merges (Llama-3's `ignore_merges`).
+# Names under which a word that is itself a token is taken whole, without running its merges (Llama-3's
+# `ignore_merges`).
 GGUF_IGNORE_MERGES = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "midm-2.0", "lfm2", "tekken", "gpt-4o", "llama4")
 )

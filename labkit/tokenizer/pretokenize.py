@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from labkit.tokenizer.patterns import COVERS_EVERYTHING
 from labkit.tokenizer.translate import Finder
 
-Splitter = Callable[[str], list[str]]
+Splitter = Callable[[str, bool], list[str]]  # (text, whether it begins the whole text) -> words
 
 
 class PreTokenizer:
@@ -22,7 +22,7 @@ class PreTokenizer:
         self.patterns = tuple(patterns)
         self._steps = [Finder(pattern, whole=pattern not in COVERS_EVERYTHING) for pattern in self.patterns]
 
-    def __call__(self, text: str) -> list[str]:
+    def __call__(self, text: str, at_start: bool = True) -> list[str]:
         if not self._steps:
             return [text] if text else []
         words = self._steps[0](text)
@@ -37,5 +37,5 @@ class PrefixSpace:
     def __init__(self, inner: Splitter) -> None:
         self.inner = inner
 
-    def __call__(self, text: str) -> list[str]:
-        return self.inner(text if not text or text[0] == " " else " " + text)
+    def __call__(self, text: str, at_start: bool = True) -> list[str]:
+        return self.inner(text if not text or text[0] == " " else " " + text, at_start)

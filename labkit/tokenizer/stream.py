@@ -1,7 +1,9 @@
 """Text from a stream of token ids: only whole characters, whatever the token boundaries.
 
-One character may be spread over several tokens (an emoji is four bytes, and a byte-level vocabulary may hold them singly). Decoding
-each token alone would show replacement marks; these decoders hold back the bytes of an unfinished character, and the pieces they
+One character may be spread over several tokens (an emoji is four bytes, and a byte-level vocabulary may hold them
+singly). Decoding
+each token alone would show replacement marks; these decoders hold back the bytes of an unfinished character, and the
+pieces they
 return always join to exactly ``tokenizer.decode(all_ids)``.
 """
 
@@ -20,7 +22,8 @@ class StreamDecoder(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is still held back, at the end of the stream; an unfinished character becomes U+FFFD. Resets the decoder."""
+        """What is still held back, at the end of the stream; an unfinished character becomes U+FFFD. Resets the
+        decoder."""
         ...
 
 

@@ -7,19 +7,22 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.tokenizer import chat
-from labkit.tokenizer.added import AddedToken, AddedTokens
+from labkit.tokenizer.added import AddedTokens
 from labkit.tokenizer.pretokenize import Splitter
 from labkit.tokenizer.stream import StreamDecoder
 from labkit.tokenizer.words import UNENCODABLE_POLICIES, ByteWords, WordEncoder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 
 class Codec(Protocol):
     """How ids become text (see :mod:`labkit.tokenizer.codec`)."""
 
-    token_bytes: Mapping[int, bytes]
+    @property
+    def token_bytes(self) -> Mapping[int, bytes]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
@@ -71,11 +74,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids of a text.
 
-        With `add_special_tokens` the ids that the model's file prescribes around a text are added (Llama's BOS; SmolLM2 has
+        With `add_special_tokens` the ids that the model's file prescribes around a text are added (Llama's BOS;
+        SmolLM2 has
         none). Special tokens written in the text ("<|im_end|>") become their ids, as in the reference libraries;
         ``parse_special=False`` treats them as plain characters - the right choice for text that a stranger wrote.
 
-        Raises TypeError for anything but a str, ValueError for lone surrogates, and - under ``on_unencodable = "error"`` -
+        Raises TypeError for anything but a str, ValueError for lone surrogates, and - under ``on_unencodable =
+        "error"`` -
         for characters that have no token.
         """
         if not isinstance(text, str):
@@ -85,11 +90,13 @@ class Tokenizer:
         words, lookup = self._words, self._words.__getitem__
         ids = list(self._prefix_ids) if add_special_tokens else []
         try:
+            at_start = True
             for piece in self._added.split(text, parse_special):
                 if isinstance(piece, int):
                     ids.append(piece)
                 else:
-                    ids += chain.from_iterable(map(lookup, self.pretokenize(piece)))
+                    ids += chain.from_iterable(map(lookup, self.pretokenize(piece, at_start)))
+                at_start = False
         except UnicodeEncodeError as error:
             raise _surrogate_error(text) from error
         except KeyError as error:
@@ -104,7 +111,8 @@ class Tokenizer:
         """The ids of many texts at once, each as :meth:`encode` gives it.
 
         ``device=None`` returns a list of lists, by the fastest way this machine has. With a device ("cpu", "cuda") the
-        splitting and merging run there as batched tensor operations, and each text's ids come back as an int32 tensor on
+        splitting and merging run there as batched tensor operations, and each text's ids come back as an int32 tensor
+        on
         that device (views of one buffer).
         """
         if isinstance(texts, str):
@@ -123,7 +131,8 @@ class Tokenizer:
         return self._codec.decode(_as_ids(ids), skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> StreamDecoder:
-        """A decoder for ids that arrive one at a time: ``.push(id)`` and, at the end, ``.flush()`` give whole characters."""
+        """A decoder for ids that arrive one at a time: ``.push(id)`` and, at the end, ``.flush()`` give whole
+        characters."""
         return self._codec.stream(skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -162,7 +171,8 @@ class Tokenizer:
     def on_unencodable(self) -> str:
         """What happens to a character that needs such a byte.
 
-        ``"warn"`` (default): it is left out, as the reference does, and an UnencodableWarning names it. ``"drop"``: left out
+        ``"warn"`` (default): it is left out, as the reference does, and an UnencodableWarning names it. ``"drop"``:
+        left out
         without a word. ``"replace"``: U+FFFD is encoded instead. ``"error"``: ValueError.
         """
         return self._words.on_unencodable
@@ -185,6 +195,26 @@ class Tokenizer:
 
         return load(metadata)
 
+    @classmethod
+    def from_file(cls, path: str | Path) -> Tokenizer:
+        """From a ``tokenizer.json``, or a folder with one; the chat template and end-of-text ids come from beside
+        it."""
+        from labkit.tokenizer.json_file import load
+
+        return load(path)
+
+    @classmethod
+    def from_tiktoken(cls, path: str | Path, *, pattern: str, **options: Any) -> Tokenizer:
+        """From a tiktoken rank file.
+
+        `pattern` is an encoding's name ("cl100k_base", "o200k_base", "gpt2", "llama3") or a regular expression.
+        Options:
+        `special_tokens` (name -> id), `eos_token` (one of these names), `chat_template`.
+        """
+        from labkit.tokenizer.tiktoken_file import load
+
+        return load(path, pattern=pattern, **options)
+
 
 def _as_ids(ids: Any) -> list[int]:
     if hasattr(ids, "tolist"):
@@ -202,9 +232,6 @@ def _as_ids(ids: Any) -> list[int]:
 def _surrogate_error(text: str) -> ValueError:
     at = next(i for i, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF)
     return ValueError(
-        f"the text holds a lone surrogate (U+{ord(text[at]):04X} at index {at}), which is not a character and has no UTF-8 "
-        'form; repair the text first, for example with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+        f"the text holds a lone surrogate (U+{ord(text[at]):04X} at index {at}), which is not a character and has no "
+        'UTF-8 form; repair it first: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
     )
-
-
-__all__ = ["AddedToken", "Tokenizer"]

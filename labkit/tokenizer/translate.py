@@ -1,7 +1,9 @@
 r"""Rewrite a pre-tokenizer's regular expression for Python's `re`, with every class spelled out from one Unicode table.
 
-``\p{L}`` and ``\s`` become explicit ranges, so the split is the reference's on any Python version, and `re` - the fastest engine
-a Python process has - can run it. Explicit ranges are slow only when a set has hundreds of pieces outside the first 65,536 code
+``\p{L}`` and ``\s`` become explicit ranges, so the split is the reference's on any Python version, and `re` - the
+fastest engine
+a Python process has - can run it. Explicit ranges are slow only when a set has hundreds of pieces outside the first
+65,536 code
 points, so each pattern is made in three widths and a text is matched with the narrowest that holds it:
 
 * ``ascii``: every class clipped to 128 code points;
@@ -29,7 +31,8 @@ _find_beyond = re.compile("[\U00010000-\U0010ffff]").search
 class Finder:
     """One pattern, compiled on demand in the width that a text needs.
 
-    ``finder(text)`` is the list of matches. With ``whole=True`` the pieces between matches are kept too, so that the result
+    ``finder(text)`` is the list of matches. With ``whole=True`` the pieces between matches are kept too, so that the
+    result
     always joins back into the text.
     """
 
@@ -55,7 +58,7 @@ class Finder:
             def find(text: str) -> list[str]:
                 return [match.group() for match in compiled.finditer(text)]
         else:
-            find = compiled.findall
+            find = compiled.findall  # type: ignore[assignment]
         self._by_width[width] = find
         return find
 
@@ -72,7 +75,8 @@ def _split_around(compiled: re.Pattern[str], text: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def compiled_pattern(pattern: str, width: str) -> re.Pattern[str]:
-    """`pattern` for texts of one width: "ascii", "bmp" or "full". Raises ValueError for syntax that is not understood."""
+    """`pattern` for texts of one width: "ascii", "bmp" or "full". Raises ValueError for syntax that is not
+    understood."""
     try:
         return re.compile(translate(pattern, width))
     except re.error as error:

@@ -1,7 +1,9 @@
 r"""Which characters are letters, digits and spaces: the classes that pre-tokenizer patterns are written in.
 
-``\p{L}`` means a different set in every Unicode version: Python 3.10 knows Unicode 13, Python 3.13 knows 15.1, and the `regex`
-package follows its own calendar. Token ids must not depend on that, so labkit carries one table, Unicode 16.0 - the version
+``\p{L}`` means a different set in every Unicode version: Python 3.10 knows Unicode 13, Python 3.13 knows 15.1, and
+the `regex`
+package follows its own calendar. Token ids must not depend on that, so labkit carries one table, Unicode 16.0 - the
+version
 that the regex engines inside `tokenizers` and `tiktoken` use.
 """
 
@@ -21,7 +23,8 @@ WHITE_SPACE: Ranges = (
     (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000),
 )  # fmt: skip
 
-# Numbers that Unicode 17.0 added. The `Digits` step of `tokenizers` follows Rust's newer table, its regexes follow 16.0.
+# Numbers that Unicode 17.0 added. The `Digits` step of `tokenizers` follows Rust's newer table, its regexes follow
+# 16.0.
 NUMBERS_OF_UNICODE_17: Ranges = ((0x11DE0, 0x11DE9), (0x16FF4, 0x16FF6))
 
 # Ideographs and kana, for the patterns that name a script.

@@ -1,0 +1,226 @@
+"""SentencePiece-style BPE: characters instead of bytes, "▁" for a space, and bytes only for what has no token.
+
+Llama-2, TinyLlama and the early Mistral models use it. There is no regular expression: the whole text is one word.
+But no token
+of such a vocabulary has a "▁" behind another character, so no merge can join across that place, and cutting there
+gives the same ids in small, cacheable words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from labkit.tokenizer.added import AddedToken, AddedTokens
+from labkit.tokenizer.codec import TokenBytes
+from labkit.tokenizer.stream import StreamDecoder
+from labkit.tokenizer.tokenizer import Tokenizer
+from labkit.tokenizer.words import WordEncoder
+
+SPACE = "▁"  # U+2581
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_NORMAL, _UNKNOWN, _BYTE = 1, 2, 6
+
+
+class JoinedRanks(Mapping[str, int]):
+    """A merge table that is implied by the vocabulary: any two parts merge if together they are a token.
+
+    The rank of "left right" is the rank of the joined token. SentencePiece's scores and tiktoken's rank files mean
+    this.
+
+    >>> JoinedRanks({"ab": 7}).get("a b")
+    7
+    """
+
+    def __init__(self, rank_of: Mapping[str, int]) -> None:
+        self.rank_of = rank_of
+
+    def get(self, pair: str, default: Any = None) -> Any:
+        return self.rank_of.get(pair.replace(" ", "", 1), default)
+
+    def __getitem__(self, pair: str) -> int:
+        return self.rank_of[pair.replace(" ", "", 1)]
+
+    def __iter__(self) -> Any:
+        raise TypeError("an implied merge table has no list of merges")
+
+    def __len__(self) -> int:
+        return len(self.rank_of)
+
+
+class PieceWords(WordEncoder):
+    """Spells a word in characters; a character without a token in its UTF-8 bytes ``<0xNN>``, or as the unknown
+    token."""
+
+    def __init__(
+        self,
+        vocab: Mapping[str, int],
+        ranks: Mapping[str, int],
+        *,
+        byte_fallback: bool = True,
+        unknown: str | None = None,
+        fuse_unknown: bool = True,
+        ignore_merges: bool = False,
+    ) -> None:
+        super().__init__(vocab, ranks, ignore_merges=ignore_merges)
+        self.unknown, self.fuse_unknown = unknown, fuse_unknown
+        self.byte_tokens = {byte: f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" in vocab}
+        if not byte_fallback:
+            self.byte_tokens = {}
+
+    def spell(self, word: str) -> tuple[str | list[str], bool]:
+        vocab = self.vocab
+        symbols: list[str] = []
+        complete, after_unknown = True, False
+        for char in word:
+            was_unknown, after_unknown = after_unknown, False
+            if char in vocab:
+                symbols.append(char)
+                continue
+            data = char.encode()
+            if all(byte in self.byte_tokens for byte in data):
+                symbols += [self.byte_tokens[byte] for byte in data]
+            elif self.unknown is not None:
+                after_unknown = True
+                if not (self.fuse_unknown and was_unknown):
+                    symbols.append(self.unknown)
+            else:
+                complete = False
+                self.lost[char] += 1
+        return symbols, complete
+
+
+class PieceSplit:
+    """Spaces to "▁", perhaps one in front, and the safe cuts.
+
+    `prepend` is "never", "first" (only at the start of a text) or "always" (after each added token too). `cut` is None
+    for no cut, "safe" for cuts between a character and a "▁", "each" for a cut before every "▁" (a Metaspace step that
+    splits).
+    """
+
+    def __init__(self, *, prepend: str = "never", cut: str | None = "safe", replace_spaces: bool = True) -> None:
+        if prepend not in ("never", "first", "always"):
+            raise ValueError(f"prepend_scheme must be never, first or always, not {prepend!r}")
+        self.prepend, self.replace_spaces = prepend, replace_spaces
+        pattern = {"safe": f"{SPACE}*[^{SPACE}]+|{SPACE}+", "each": f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"}.get(cut or "")
+        self._find = re.compile(pattern).findall if pattern else None
+
+    def __call__(self, text: str, at_start: bool = True) -> list[str]:
+        if self.replace_spaces:
+            text = text.replace(" ", SPACE)
+        if text and text[0] != SPACE and (self.prepend == "always" or (self.prepend == "first" and at_start)):
+            text = SPACE + text
+        return self._find(text) if self._find else [text] if text else []
+
+
+def can_cut_before_space(tokens: Iterable[str]) -> bool:
+    """Whether no token holds a "▁" behind another character, so that words may be cut there."""
+    return not any(SPACE in token.lstrip(SPACE) for token in tokens if SPACE in token)
+
+
+class PieceCodec:
+    """Ids to text: "▁" is a space, a run of byte tokens is UTF-8 (U+FFFD for each byte if the run is not valid).
+
+    With `strip_first`, one space at the very start of the text is the one that encoding put there, and is removed.
+    """
+
+    def __init__(self, tokens: Mapping[int, str], special_ids: frozenset[int], *, strip_first: bool) -> None:
+        self._byte_of = {
+            i: int(match.group(1), 16) for i, token in tokens.items() if (match := _BYTE_TOKEN.fullmatch(token))
+        }
+        self.token_bytes = TokenBytes(tokens, _piece_bytes)
+        self._special_ids = special_ids
+        self._strip_first = strip_first
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        stream = self.stream(skip_special_tokens)
+        return "".join([stream.push(i) for i in ids]) + stream.flush()
+
+    def stream(self, skip_special_tokens: bool) -> StreamDecoder:
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return PieceStream(self.token_bytes.__getitem__, self._byte_of, skipped, strip_first=self._strip_first)
+
+
+class PieceStream:
+    """Stream decoder of SentencePiece vocabularies.
+
+    A run of byte tokens is held back until it ends, because one bad byte at its end turns the whole run into U+FFFD.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        byte_of: Mapping[int, int],
+        skipped: frozenset[int],
+        *,
+        strip_first: bool,
+    ) -> None:
+        self._token_bytes, self._byte_of, self._skipped = token_bytes, byte_of, skipped
+        self._strip_first = strip_first
+        self._run = bytearray()
+        self._at_start = strip_first
+
+    def push(self, token_id: int) -> str:
+        data = self._token_bytes(token_id)
+        if token_id in self._skipped:
+            return ""
+        if token_id in self._byte_of:
+            self._run.append(self._byte_of[token_id])
+            return ""
+        return self._out(self._end_run() + data.decode())
+
+    def flush(self) -> str:
+        text = self._out(self._end_run())
+        self._at_start = self._strip_first
+        return text
+
+    def _end_run(self) -> str:
+        run, self._run = bytes(self._run), bytearray()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\N{REPLACEMENT CHARACTER}" * len(run)
+
+    def _out(self, text: str) -> str:
+        if self._at_start and text:
+            self._at_start = False
+            return text.removeprefix(" ")
+        return text
+
+
+def _piece_bytes(token: str) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match.group(1), 16)]) if match else token.replace(SPACE, " ").encode("utf-8", "surrogatepass")
+
+
+def from_gguf(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], added: Sequence[AddedToken]
+) -> Tokenizer:
+    """The tokenizer of a GGUF file of kind "llama": a token's score says when it is made, the highest first."""
+    from labkit.tokenizer.gguf_file import common_options
+
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ValueError(
+            f"the GGUF file lists {len(tokens)} tokens but {0 if scores is None else len(scores)} scores: it is damaged"
+        )
+    made = [i for i, kind in enumerate(types) if kind == _NORMAL and len(tokens[i]) > 1]
+    order = {score: rank for rank, score in enumerate(sorted({float(scores[i]) for i in made}, reverse=True))}
+    ranks = {tokens[i]: order[float(scores[i])] for i in made}
+    vocab = {token: i for i, token in enumerate(tokens)}
+    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == _UNKNOWN), None)
+    words = PieceWords(vocab, JoinedRanks(ranks), byte_fallback=_BYTE in types, unknown=unknown)
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    normalize = (lambda text: SPACE + text if text else text) if prefix else None  # a space more, even before a space
+    return Tokenizer(
+        kind="SentencePiece BPE",
+        words=words,
+        pretokenize=PieceSplit(cut="safe" if can_cut_before_space(ranks) else None),
+        added=AddedTokens(added, normalize),
+        codec=PieceCodec(
+            dict(enumerate(tokens)), frozenset(token.id for token in added if token.special), strip_first=prefix
+        ),
+        vocab_size=len(tokens),
+        **common_options(metadata, tokens, add_bos_default=True),
+    )
