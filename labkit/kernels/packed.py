@@ -1,0 +1,56 @@
+"""Products with packed weights, as ``torch.library`` ops: the plain PyTorch here is what every kernel must equal.
+
+    linear_int8(x, weight, scales, bias)                            x (..., K) -> (..., N)
+    linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
+
+The packed layouts are ``labkit.quant.grid``'s. A device registers its kernel for its own tensors
+(``labkit.kernels.triton``); where none is, the weights are unpacked and multiplied.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def unpack_weight_int4(
+    weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, n_in: int
+) -> Tensor:
+    """s (q - z), float32 (N, K): weight (panels, blocks, 4, 32) uint8, scales and zeros (panels, G, 4)."""
+    pairs = weight.transpose(1, 2).flatten(0, 1).unflatten(-1, (16, 2))  # (N, blocks, i, low and high byte)
+    nibbles = torch.stack((pairs[..., 0] & 15, pairs[..., 0] >> 4, pairs[..., 1] & 15, pairs[..., 1] >> 4), dim=-2)
+    q = nibbles.flatten(1).float()  # (N, K): weight 16 j + i of its block is nibble j of word i
+    scale = scales.transpose(1, 2).flatten(0, 1).float()  # (N, G)
+    zero = torch.full_like(scale, 8.0) if zeros is None else zeros.transpose(1, 2).flatten(0, 1).float()
+    n_padded = scale.shape[1] * group_size
+    q = F.pad(q, (0, n_padded - q.shape[1])) if n_padded > q.shape[1] else q[:, :n_padded]
+    dense = (q.unflatten(1, (-1, group_size)) - zero[..., None]) * scale[..., None]
+    return dense.flatten(1)[:n_out, :n_in]
+
+
+@torch.library.custom_op("labkit::linear_int8", mutates_args=())
+def linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    dense = weight[:, : x.shape[-1]].to(x.dtype)
+    out = F.linear(x, dense) * scales.to(x.dtype)
+    return out if bias is None else out + bias
+
+
+@linear_int8.register_fake
+def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("labkit::linear_int4", mutates_args=())
+def linear_int4(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
+) -> Tensor:
+    dense = unpack_weight_int4(weight, scales, zeros, group_size, n_out, x.shape[-1]).to(x.dtype)
+    return F.linear(x, dense, bias)
+
+
+@linear_int4.register_fake
+def _(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n_out))

@@ -1,0 +1,101 @@
+"""Linear layers whose weights stay packed: they compute from the packed form and can be unpacked to check it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.kernels import packed
+from labkit.quant import grid
+
+INT8_PAD = 32
+"""Inputs are padded to whole vectors of this many."""
+
+
+class PackedLinear(nn.Module):
+    """``x W^T + b`` with W in fewer bits. Subclasses hold W; ``dequantize`` gives it back, (N, K) float32."""
+
+    kind: str
+    in_features: int
+    out_features: int
+    bias: nn.Parameter | None
+
+    def dequantize(self) -> Tensor:
+        raise NotImplementedError
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``ids`` of W, float32 (len(ids), K): what an embedding that shares the head's weights looks up."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.kind}"
+
+
+class Int8Linear(PackedLinear):
+    """One byte a weight, one float32 scale an output channel."""
+
+    kind = "int8"
+
+    def __init__(self, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = q.shape
+        self.register_buffer("weight", F.pad(q, (0, -q.shape[1] % INT8_PAD)).contiguous())
+        self.register_buffer("scales", scales)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def dequantize(self) -> Tensor:
+        return self.weight[:, : self.in_features].float() * self.scales[:, None]
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.weight[ids, : self.in_features].float() * self.scales[ids, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return packed.linear_int8(x, self.weight, self.scales, self.bias)
+
+
+class Int4Linear(PackedLinear):
+    """Half a byte a weight, one float16 scale (and one byte of zero point, unless symmetric) a group."""
+
+    kind = "int4"
+
+    def __init__(self, q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = q.shape
+        self.group_size = self.in_features // scales.shape[1]
+        weight, scales, zeros = grid.pack_int4(q, scales, zeros)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales)
+        self.register_buffer("zeros", zeros)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def dequantize(self) -> Tensor:
+        return packed.unpack_weight_int4(
+            self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.in_features
+        )
+
+    def rows(self, ids: Tensor) -> Tensor:
+        panels, inverse = torch.unique(ids // grid.PANEL, return_inverse=True)
+        zeros = None if self.zeros is None else self.zeros[panels]
+        found = packed.unpack_weight_int4(
+            self.weight[panels], self.scales[panels], zeros, self.group_size, len(panels) * grid.PANEL, self.in_features
+        )
+        return found[inverse * grid.PANEL + ids % grid.PANEL]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return packed.linear_int4(
+            x, self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.bias
+        )
+
+
+class PackedEmbedding(nn.Module):
+    """Looks rows up in the packed head, for a model whose embedding and head are one matrix."""
+
+    def __init__(self, head: PackedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head = head
+        self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
+        self.register_buffer("weight", torch.empty(0, dtype=dtype, device=head.get_buffer("weight").device))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head.rows(ids).to(self.weight.dtype)

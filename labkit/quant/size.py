@@ -1,0 +1,80 @@
+"""How many bytes a model's weights will take, from its config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+
+from labkit.quant import grid
+from labkit.quant.linear import INT8_PAD
+from labkit.quant.rtn import Int4, Int8
+
+
+def int8_nbytes(n_out: int, n_in: int) -> int:
+    """One byte a weight, inputs padded to whole vectors, one float32 scale an output."""
+    return n_out * (n_in + -n_in % INT8_PAD) + 4 * n_out
+
+
+def int4_nbytes(n_out: int, n_in: int, config: Int4) -> int:
+    """Half a byte a weight, two a scale, one a zero point when asymmetric; whole panels and blocks."""
+    grid.check_group_size(n_in, config.group_size)
+    weights, scales = grid.packed_shapes(n_out, n_in, config.group_size)
+    return prod(weights) + prod(scales) * (2 if config.symmetric else 3)
+
+
+def linear_shapes(model_config: Any) -> Iterator[tuple[int, int, bool]]:
+    """(outputs, inputs, has a bias) of every linear in the layers."""
+    width = model_config.d_model
+    for layer in model_config.layers:
+        attention, ffn = layer.attention, layer.ffn
+        d_q, d_kv = attention.n_heads * attention.d_head, attention.n_kv_heads * attention.d_head
+        yield d_q, width, attention.qkv_bias
+        yield d_kv, width, attention.qkv_bias
+        yield d_kv, width, attention.qkv_bias
+        yield width, d_q, attention.out_bias
+        if hasattr(ffn, "n_experts"):
+            if ffn.d_ff_shared:
+                yield ffn.d_ff_shared, width, False
+                yield ffn.d_ff_shared, width, False
+                yield width, ffn.d_ff_shared, False
+            continue
+        for _ in range(2 if ffn.gated else 1):
+            yield ffn.d_ff, width, ffn.bias
+        yield width, ffn.d_ff, ffn.bias
+
+
+def kept_values(model_config: Any) -> int:
+    """Numbers that stay in the model's dtype: norms, biases, positions, routers, stacked experts."""
+    width, norm = model_config.d_model, model_config.norm
+    per_norm = width * (2 if norm.kind == "layer" and norm.bias else 1)
+    total = per_norm + (model_config.context_tokens * width if model_config.learned_positions else 0)
+    total += 0 if model_config.tied_embeddings else model_config.vocab_size * width
+    total += model_config.vocab_size if model_config.head_bias else 0
+    for layer in model_config.layers:
+        attention, ffn = layer.attention, layer.ffn
+        total += per_norm * (4 if layer.norms == "sandwich" else 2)
+        if attention.qk_norm == "head":
+            total += 2 * attention.d_head
+        elif attention.qk_norm == "full":
+            total += (attention.n_heads + attention.n_kv_heads) * attention.d_head
+        if hasattr(ffn, "n_experts"):
+            total += ffn.n_experts * width + 3 * ffn.n_experts * ffn.d_ff * width
+            total += width if ffn.shared_gate else 0
+    return total + sum(n_out for n_out, _, bias in linear_shapes(model_config) if bias)
+
+
+def predict_nbytes(model_config: Any, config: Int8 | Int4, *, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes of the weights once packed: what ``Model.nbytes`` will be. ``dtype`` holds what is not packed.
+
+    Raises ValueError when the group size does not divide a layer's inputs."""
+    head_in_int4 = isinstance(config, Int4) and config.head == "int4"
+
+    def size(n_out: int, n_in: int, in_int4: bool) -> int:
+        return int4_nbytes(n_out, n_in, config) if in_int4 and isinstance(config, Int4) else int8_nbytes(n_out, n_in)
+
+    packed = sum(size(n_out, n_in, isinstance(config, Int4)) for n_out, n_in, _ in linear_shapes(model_config))
+    packed += size(model_config.vocab_size, model_config.d_model, head_in_int4)
+    return packed + kept_values(model_config) * dtype.itemsize
