@@ -100,10 +100,19 @@ def _help(text: str) -> str:
     return f'<div class="lk-muted" style="font-size:12.5px;line-height:1.4">{html.prose(text)}</div>'
 
 
-def row(*children: Any) -> w.Box:
-    """Side by side, wrapping on a narrow page."""
+def row(*children: Any, middle: bool = False) -> w.Box:
+    """Side by side, wrapping on a narrow page; ``middle`` centres them on one line, for buttons."""
     box = w.Box(list(children))
     box.add_class("lk-row")
+    if middle:
+        box.add_class("lk-middle")
+    return box
+
+
+def grid(*children: Any) -> w.Box:
+    """In columns of equal width, as many as fit."""
+    box = w.Box(list(children))
+    box.add_class("lk-grid")
     return box
 
 

@@ -37,8 +37,22 @@ class Exercise:
             raise ValueError(f"exercise {self.name!r} has no cases to check.")
 
 
-def check(solution: Callable[..., Any], exercise: Exercise) -> bool:
-    """Try ``solution`` on the exercise's cases and show the verdict; True when all agree.
+@dataclass(frozen=True)
+class Verdict:
+    """True when the solution is right. It has shown itself already, so a cell that ends with it adds nothing."""
+
+    right: bool
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+def check(solution: Callable[..., Any], exercise: Exercise) -> Verdict:
+    """Try ``solution`` on the exercise's cases and show the verdict; true when all agree.
 
     An unfinished stub (it returns ``...`` or raises NotImplementedError) is "not yet", no failure, so a fresh
     notebook runs through. With LABKIT_TEST=solution anything but a pass raises AssertionError: so CI runs the
@@ -49,7 +63,7 @@ def check(solution: Callable[..., Any], exercise: Exercise) -> bool:
     display(HTML(html.page(_verdict(state, message, exercise))))
     if state != "right" and os.environ.get("LABKIT_TEST") == "solution":
         raise AssertionError(f"the solution of {exercise.name!r} does not pass: {message}")
-    return state == "right"
+    return Verdict(state == "right", message)
 
 
 def _judge(solution: Callable[..., Any], exercise: Exercise) -> tuple[str, str]:

@@ -109,7 +109,7 @@ class Experiment:
         self.widget = controls.stack(
             head,
             *([controls.row(*self.fields.values())] if self.fields else []),
-            controls.row(self.run_button, self.stop_button, self.reset_button, self.status),
+            controls.row(self.run_button, self.stop_button, self.reset_button, self.status, middle=True),
             self.error,
             self.figure,
             self.below,

@@ -140,11 +140,10 @@ def _model(name: str) -> tuple[str, str, str, str]:
 
 
 def _is_cached(name: str) -> bool | None:
-    """Whether the model's file lies in the cache; None when the checkpoint room cannot say."""
-    from labkit import checkpoint
+    """Whether the default model's file lies in the cache; None for models that come otherwise."""
+    from labkit.checkpoint.fetch import cached_path
 
-    ask = getattr(checkpoint, "is_cached", None)
-    return bool(ask(name)) if ask is not None else None
+    return cached_path() is not None if name == DEFAULT_MODEL else None
 
 
 def _enable_colab_widgets() -> None:

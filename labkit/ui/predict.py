@@ -25,15 +25,16 @@ class Guess:
         if choices:
             self.input: Any = w.RadioButtons(options=list(choices), value=None, layout={"width": "auto"})
         else:
-            self.input = w.Text(placeholder=f"a number{f', in {unit}' if unit else ''}", layout={"width": "220px"})
+            self.input = w.Text(placeholder="a number", layout={"width": "140px"})
         field = w.VBox([self.input])
         field.add_class("lk-field")
         self.keep_button = controls.button("Keep my guess", guarded(self.error, self._keep), primary=True)
         self.skip_button = controls.button("Skip", guarded(self.error, self._skip))
         suffix = [w.HTML(f'<span class="lk-muted">{escape(unit)}</span>')] if unit and not choices else []
         head = w.HTML(f'<div class="lk-eyebrow">Predict</div><div class="lk-title">{html.prose(question)}</div>')
-        line = controls.row(field, *suffix, self.keep_button, self.skip_button)
-        self.widget = controls.stack(head, line, self.error, self.note, panel=True)
+        buttons = [self.keep_button, self.skip_button]
+        lines = [field, controls.row(*buttons)] if choices else [controls.row(field, *suffix, *buttons, middle=True)]
+        self.widget = controls.stack(head, *lines, self.error, self.note, panel=True)
 
     def _keep(self) -> None:
         value = self.input.value

@@ -24,6 +24,11 @@ class ModelShelf:
     def holds(self, name: str = DEFAULT_MODEL, **options: Any) -> bool:
         return self._key == _key(name, options)
 
+    def peek(self, name: str = DEFAULT_MODEL, **options: Any) -> Any:
+        """The model if it is at hand, else None; never loads, never waits."""
+        key, model = self._key, self._model
+        return model if key == _key(name, options) else None
+
     def get(self, name: str = DEFAULT_MODEL, **options: Any) -> Any:
         """``labkit.load(name, **options)``, or the model at hand when it was loaded with the same words."""
         import labkit

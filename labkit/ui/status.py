@@ -18,6 +18,10 @@ class StatusLine(anywidget.AnyWidget):
     text = traitlets.Unicode("").tag(sync=True)
     progress = traitlets.Float(-1.0).tag(sync=True)
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_class("lk-status")
+
     def set(self, state: str, text: str, progress: float = -1.0) -> None:
         """All three in one message."""
         with self.hold_sync():

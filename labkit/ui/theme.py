@@ -116,3 +116,16 @@ def figure_layout(
 def css() -> str:
     """The style sheet as a ``<style>`` element; every panel and header carries it."""
     return f"<style>{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>"
+
+
+_PATTERNS = {
+    "/": "repeating-linear-gradient(135deg, {ink} 0 1.5px, transparent 1.5px 7px), ",
+    "\\": "repeating-linear-gradient(45deg, {ink} 0 1.5px, transparent 1.5px 7px), ",
+    ".": "radial-gradient({ink} 1px, transparent 1.3px) 0 0 / 6px 6px, ",
+}
+
+
+def css_background(look: PhaseLook) -> str:
+    """A phase's colour and pattern as a CSS background."""
+    pattern = _PATTERNS.get(look.pattern, "").format(ink="rgba(20, 20, 26, 0.55)")
+    return f"{pattern}{look.color}"

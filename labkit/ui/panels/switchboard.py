@@ -1,0 +1,256 @@
+"""The switchboard: a prompt, every switch of the pipeline, and where each millisecond of the run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import ipywidgets as w
+
+import labkit
+from labkit.run import Completion, Run
+from labkit.ui import controls, html
+from labkit.ui.errors import ErrorBox, guarded, under_test
+from labkit.ui.machine import this_machine
+from labkit.ui.model_loader import ModelLoader
+from labkit.ui.panels.switches import Settings, Switches
+from labkit.ui.phase_bars import PhaseBars, phase_rows
+from labkit.ui.run_history import RunHistory
+from labkit.ui.run_tiles import tiles
+from labkit.ui.runner import Job, Runner
+from labkit.ui.session import shelf
+from labkit.ui.status import StatusLine
+
+
+class Extra(Protocol):
+    """Something more on the board, such as a forecast: its widget stands below the figures."""
+
+    widget: Any
+
+    def started(self, settings: Settings, model: Any) -> None:
+        """A run begins with these switches."""
+
+    def finished(self, settings: Settings, completion: Completion) -> None:
+        """It has ended."""
+
+
+class Switchboard:
+    """The panel. Display it as a cell's last line; ``run_button.click()`` and ``wait()`` drive it from code.
+
+    ``completion`` is the last run's; ``history`` holds the last six. ``extras`` add to the board.
+    """
+
+    def __init__(
+        self, *, prompt: str = "first", max_new_tokens: int = 64, extras: Sequence[Extra] = (), preload: bool = True
+    ) -> None:
+        self.error, self.status, self.bars = ErrorBox(), StatusLine(), PhaseBars()
+        self.history, self.extras = RunHistory(), tuple(extras)
+        self.completion: Completion | None = None
+        self._run: Run | None = None
+        self._settings: Settings | None = None
+        self.loader = ModelLoader(self._loading)
+        self.runner = Runner(on_tick=self._tick, on_end=self._end)
+        self.switches = Switches(
+            prompt=_said(self._settings),
+            max_new_tokens=max_new_tokens,
+            on_load_change=self._request_model,
+            on_prompt_change=self._count_tokens,
+            guard=lambda callback: guarded(self.error, callback),
+        )
+        self.run_button = controls.button("Run", guarded(self.error, self.start), primary=True)
+        self.stop_button = controls.button("Stop", guarded(self.error, self.stop))
+        self.reset_button = controls.button("Reset", guarded(self.error, self.reset))
+        self.stop_button.disabled = True
+        self.table, self.runs = w.HTML(), w.HTML()
+        self.widget = self._arrange()
+        self._ready()
+        self._count_tokens()
+        if preload:
+            self._request_model()
+
+    # --- what the buttons do ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run with the switches as they stand."""
+        if self.runner.running:
+            return
+        self.error.clear()
+        settings = self._settings = self.switches.read()
+        self._run = None
+        self._lock(True)
+        self.bars.show(None, text="", prompt=_said(settings), running=True, tiles=tiles(None))
+        self.status.set("running", "Starting ...")
+        self.runner.start(lambda job: self._work(job, settings))
+
+    def stop(self) -> None:
+        self.runner.stop()
+        if self._run is not None:
+            self._run.stop()
+
+    def reset(self) -> None:
+        """Stop, every switch back to where it was, the runs forgotten."""
+        self.stop()
+        self.switches.reset()
+        self.history.clear()
+        self.completion = None
+        self.error.clear()
+        self.runs.value = self.table.value = ""
+        self._ready()
+
+    def wait(self, timeout: float | None = 120.0) -> Completion:
+        """Wait for the run to end; its completion, or its exception raised here."""
+        return self.runner.wait(timeout)
+
+    # --- a run -------------------------------------------------------------------------------------------
+
+    def _work(self, job: Job, settings: Settings) -> Completion:
+        """In the background: the model, the pipeline, the run."""
+        model = self.loader.get(settings.load, job)
+        pipeline = labkit.Pipeline(model, **settings.pipeline)
+        job.check()
+        for extra in self.extras:
+            extra.started(settings, model)
+        run = self._run = pipeline.run(
+            settings.prompt, max_new_tokens=settings.max_new_tokens, chat=settings.chat, seed=settings.seed
+        )
+        if job.stopped:
+            run.stop()
+        try:
+            for _ in run:
+                job.tick()
+        except KeyboardInterrupt:
+            job.stop_event.set()
+        return run.result()
+
+    def _tick(self, job: Job) -> None:
+        """Every 100 ms: the latest state, in one message."""
+        run = self._run
+        if run is None:
+            self.status.set("loading" if job.message else "running", job.message or "Starting ...")
+            return
+        trace = run.snapshot()
+        self._draw(trace, run.text, running=True)
+        n, most = trace.n_tokens, self._settings.max_new_tokens if self._settings else 1
+        if n:
+            self.status.set("running", "Decoding", n / most)
+        else:
+            self.status.set("running", "Prefill: reading the prompt")
+
+    def _end(self, job: Job) -> None:
+        run, settings = self._run, self._settings
+        self._lock(False)
+        if job.error is not None:
+            self._draw_empty(running=False)
+            self.error.show(job.error)
+            self.status.set("error", "It did not run; the box says why. Nothing you set is lost.")
+            if under_test() and job.foreground:
+                raise job.error
+            return
+        completion = self.completion = job.result
+        if completion is None or run is None or settings is None:
+            self._draw_empty(running=False)
+            self.status.set("stopped", "Stopped.")
+            return
+        self._draw(completion.trace, completion.text, running=False)
+        self.history.add(settings.words, completion)
+        self.runs.value = self.history.html()
+        rows = html.table(phase_rows(completion.trace), "Exclusive milliseconds by phase; together they are the run")
+        self.table.value = f'<details class="lk-twin"><summary>The bars as a table</summary>{rows}</details>'
+        self.status.set(*_ending(completion))
+        for extra in self.extras:
+            extra.finished(settings, completion)
+
+    def _draw(self, trace: Any, text: str, *, running: bool) -> None:
+        self.bars.show(trace, text=text, prompt=_said(self._settings), running=running, tiles=tiles(trace))
+
+    def _draw_empty(self, *, running: bool) -> None:
+        self.bars.show(None, text="", prompt=_said(self._settings), running=running, tiles=tiles(None))
+
+    # --- the model and the prompt ---------------------------------------------------------------------
+
+    def _request_model(self) -> None:
+        self.loader.request(self.switches.load_options)
+        self._loading(self.loader)
+
+    def _loading(self, loader: ModelLoader) -> None:
+        """The loader's news, unless a run has the status line."""
+        if self.runner.running:
+            return
+        if loader.loading:
+            self.status.set("loading", loader.words)
+        elif loader.error is not None:
+            self.error.show(loader.error)
+            self.status.set("error", "The model could not be loaded; the box says why.")
+        else:
+            self._ready()
+            self._count_tokens()
+
+    def _count_tokens(self) -> None:
+        """How long the prompt is, once there is a tokenizer at hand to say so."""
+        options = self.switches.load_options
+        model = shelf.peek(**options)
+        text = self.switches.prompt.value
+        if model is None or not text:
+            self.switches.say_tokens(None, None)
+            return
+        if self.switches.chat.value:
+            text = model.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+        self.switches.say_tokens(len(model.tokenizer.encode(text)), model.config.context_tokens)
+
+    def _ready(self) -> None:
+        self.bars.show(None, text="", prompt="", running=False, tiles=tiles(None))
+        self.status.set("idle", "Ready.")
+
+    # --- the look -------------------------------------------------------------------------------------
+
+    def _lock(self, running: bool) -> None:
+        self.run_button.disabled = running
+        self.stop_button.disabled = not running
+        self.switches.set_disabled(running)
+
+    def _arrange(self) -> w.Box:
+        machine = this_machine()
+        where = machine.gpu or f"{machine.cpu}, {machine.n_cores} cores"
+        head = w.HTML(
+            '<div class="lk-head"><div><div class="lk-title" style="font-size:22px">Switchboard</div>'
+            '<div class="lk-sub">A real model answers; the bars show where each millisecond goes.</div></div>'
+            f'<span class="lk-tag">{html.prose(where)}</span></div>'
+        )
+        left = controls.stack(self.switches.widget)
+        left.add_class("lk-left")
+        right = controls.stack(
+            controls.row(self.run_button, self.stop_button, self.reset_button, self.status, middle=True),
+            self.error,
+            self.bars,
+            *(extra.widget for extra in self.extras),
+            self.table,
+            self.runs,
+        )
+        right.add_class("lk-right")
+        columns = w.Box([left, right])
+        columns.add_class("lk-columns")
+        return controls.stack(head, columns, panel=True)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.widget)
+
+
+def _said(settings: Settings | None, n_characters: int = 240) -> str:
+    """The prompt's end, as the text that the answer follows: below a question, on the line of a text."""
+    if settings is None:
+        return ""
+    prompt = settings.prompt
+    shown = prompt if len(prompt) <= n_characters else "… " + prompt[-n_characters:]
+    return shown + "\n" if settings.chat else shown
+
+
+def _ending(completion: Completion) -> tuple[str, str]:
+    n = completion.trace.n_tokens
+    took = f"{n} token{'s' if n != 1 else ''} in {completion.trace.wall_s:.2f} s"
+    covered = f"{completion.trace.coverage:.1%} of the time is in a named phase"
+    if completion.finish_reason == "cancelled":
+        return "stopped", f"Stopped after {took}."
+    why = "the model ended its answer" if completion.finish_reason == "stop" else "the length you allowed is reached"
+    return "done", f"Done: {took}; {why}. {covered}."

@@ -1,0 +1,36 @@
+"""The figures a reader asks for first, as tiles: TTFT, ITL, tokens a second, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.perf.trace import Trace
+from labkit.ui import html
+
+
+def tiles(trace: Trace | None) -> list[dict[str, str]]:
+    """Label, value, unit and a note for each tile; dashes before the first run."""
+    figures: dict[str, Any] = trace.summary() if trace is not None else {}
+    meta: dict[str, Any] = trace.meta if trace is not None else {}
+    median, p95 = figures.get("itl_median_ms"), figures.get("itl_p95_ms")
+    weights, cache = meta.get("weights_bytes"), meta.get("kv_cache_bytes")
+    n_prompt, n_tokens = figures.get("n_prompt_tokens"), figures.get("n_tokens")
+    total = None if weights is None else weights + (cache or 0)
+    size, unit = html.size(total).split(" ") if total is not None else ("–", "")
+    return [
+        _tile("Time to first token", figures.get("ttft_ms"), "ms", f"{n_prompt} prompt tokens" if n_prompt else "TTFT"),
+        _tile("Time per token", median, "ms", f"median; p95 {html.number(p95)} ms" if p95 else "ITL, median"),
+        _tile("Speed", figures.get("decode_tok_s"), "tok/s", f"{n_tokens} tokens" if n_tokens else "decode"),
+        {
+            "label": "Memory",
+            "value": size,
+            "unit": unit,
+            "note": "weights + cache" if total is None else f"{html.size(weights)} weights + {html.size(cache)} cache",
+        },
+    ]
+
+
+def _tile(label: str, value: float | None, unit: str, note: str) -> dict[str, str]:
+    if unit == "ms" and value is not None and value >= 1000:
+        value, unit = value / 1000, "s"
+    return {"label": label, "value": html.number(value), "unit": unit if value is not None else "", "note": note}
