@@ -10,6 +10,7 @@ from pathlib import Path
 
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 DEMO_NOTEBOOK = "demo_pipeline.ipynb"
+VOILA_TEMPLATES = Path(__file__).resolve().parent / "ui" / "static" / "jupyter"
 
 IDLE_KERNEL_S = 300
 """Closing a Voila tab does not end its kernel, so an idle one is ended after this long."""
@@ -49,11 +50,13 @@ def lab_command(notebook: Path, *, port: int | None = None, open_browser: bool =
 def voila_command(notebook: Path, *, port: int | None = None, open_browser: bool = True) -> list[str]:
     """Voila on ``notebook``: its widgets alone, no source, no template from the notebook, idle kernels ended."""
     _need("voila")
+    # Voila's own lab template asks a CDN for two style sheets; labkit's leaves them out, so a page works offline.
+    os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, (str(VOILA_TEMPLATES), os.environ.get("JUPYTER_PATH"))))
     command = [
         *(sys.executable, "-m", "voila", str(notebook)),
         "--Voila.ip=127.0.0.1",
         "--Voila.auto_token=True",
-        "--template=lab",
+        "--template=labkit",
         "--progressive_rendering=True",
         "--strip_sources=True",
         "--VoilaConfiguration.allow_template_override=NO",

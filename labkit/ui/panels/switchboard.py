@@ -51,7 +51,7 @@ class Switchboard:
         self.loader = ModelLoader(self._loading)
         self.runner = Runner(on_tick=self._tick, on_end=self._end)
         self.switches = Switches(
-            prompt=_said(self._settings),
+            prompt=prompt,
             max_new_tokens=max_new_tokens,
             on_load_change=self._request_model,
             on_prompt_change=self._count_tokens,
