@@ -65,10 +65,10 @@ def test_generate_streams_the_pipelines_text_and_shows_the_phases(model, capsys,
 def test_generate_passes_the_switches_on(model, capsys):
     drawn = labkit.Sampling(temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
     expected = labkit.Pipeline(model, kv_cache="none", sampling=drawn).generate(
-        FOX, max_new_tokens=6, chat=True, seed=7
+        FOX, max_new_tokens=3, chat=True, seed=7
     )
     switches = "--cache none --temperature 0.9 --top-k 20 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.1 --seed 7"
-    assert run("generate", FOX, *switches.split(), "--max-new-tokens", "6", "--chat") == 0
+    assert run("generate", FOX, *switches.split(), "--max-new-tokens", "3", "--chat") == 0
     assert capsys.readouterr().out == expected.text + "\n"
 
 

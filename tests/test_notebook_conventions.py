@@ -130,11 +130,9 @@ def test_a_lesson_has_its_parts(path):
     n_cells, n_words = len(read(path)["cells"]), len(re.findall(r"\w[\w'-]*", re.sub(r"https?://\S+", "", text)))
     assert n_cells in LESSON_CELLS, f"{n_cells} cells: a lesson has {LESSON_CELLS.start} to {LESSON_CELLS.stop - 1}"
     assert n_words in LESSON_WORDS, f"{n_words} words: a lesson has {LESSON_WORDS.start} to {LESSON_WORDS.stop - 1}"
-    first = source(read(path)["cells"][0])
-    assert first.startswith("# "), "the first cell begins with the title"
-    assert f"notebooks/{path.name}" in text, "Binder and Colab badges name the notebook itself"
-    assert "colab.research.google.com" in text
-    assert "mybinder.org" in text
+    assert text.startswith("# "), "the first text is the title"
+    everything = "".join(source(cell) for cell in read(path)["cells"])
+    assert path.name in everything, "the badges (lesson.header) name the notebook itself"
 
 
 @pytest.mark.parametrize("path", DEMOS, ids=name_of)

@@ -1,0 +1,81 @@
+"""The documents are true: their links lead somewhere, their examples run, the design names the rooms there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_structure import LAYERS, ROOM_OF_FILE, known_rooms
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+
+
+def code_blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    relative = [link.split("#")[0] for link in links if not re.match(r"[a-z]+:|#", link)]
+    missing = [link for link in relative if not (document.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_exist(document):
+    """`labkit/x.py`, `tests/...` and the like, wherever the text names them in code type."""
+    named = re.findall(
+        r"`((?:labkit|tests|benchmarks|docs|data|notebooks|\.ci)/[\w./-]+)`", document.read_text("utf-8")
+    )
+    missing = [name for name in named if not (ROOT / name).exists() and name != "labkit/data"]
+    assert not missing
+
+
+def test_the_example_of_a_new_component_works():
+    (example,) = code_blocks(ROOT / "CONTRIBUTING.md", "python")
+    use = "\nfrom labkit.registry import components, find\ncomponent, config = find('sampler', 'cautious')\n"
+    check = (
+        "assert component.build(config).temperature == 0.3\nassert components('sampler')[-1].options[0].high == 1.0\n"
+    )
+    subprocess.run([sys.executable, "-c", example + use + check], cwd=ROOT, check=True)
+
+
+def test_the_readmes_library_example_uses_names_that_exist():
+    import labkit
+
+    (example,) = code_blocks(ROOT / "README.md", "python")
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(example))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "labkit"
+    }
+    assert used
+    assert all(hasattr(labkit, name) for name in used)
+
+
+def test_the_commands_in_the_readme_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
+    assert set(re.findall(r"`?\bmake ([a-z]+)\b", text)) <= targets
+    shown = subprocess.run([sys.executable, "-m", "labkit.cli", "--help"], capture_output=True, text=True, cwd=ROOT)
+    for command in set(re.findall(r"^labkit ([a-z]+)", text, flags=re.M)):
+        assert command in shown.stdout
+
+
+def test_the_design_names_the_rooms_that_the_test_enforces():
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    (drawing,) = [
+        block for block in code_blocks(ROOT / "docs/design.md", "") if "perf.timer" in block and "ui" in block
+    ]
+    drawn = [set(re.findall(r"[a-z_.]+", re.sub(r"\(.*?\)", "", line))) for line in drawing.splitlines()]
+    assert [row for row in drawn if row] == list(reversed(LAYERS))
+    for room in known_rooms() | set(ROOM_OF_FILE):
+        assert f"`{room}" in text, f"docs/design.md does not introduce {room}"
