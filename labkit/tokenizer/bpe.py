@@ -97,9 +97,10 @@ def train(
     `tokenizers`. Raises ValueError for a vocab_size that leaves no room.
 
     >>> bpe = train(["low lower lowest"], 259)
-    >>> [str(m) for m in bpe.merges]
-    ["0: 'l' + 'o' -> 'lo' (seen 3 times)", "1: 'lo' + 'w' -> 'low' (seen 3 times)", "2: ' ' + 'low' -> ' low' (seen 2
-    times)"]
+    >>> print(*bpe.merges, sep="\\n")
+    0: 'l' + 'o' -> 'lo' (seen 3 times)
+    1: 'lo' + 'w' -> 'low' (seen 3 times)
+    2: ' ' + 'low' -> ' low' (seen 2 times)
     """
     n_merges = vocab_size - N_BYTES - len(special_tokens)
     if n_merges < 0:

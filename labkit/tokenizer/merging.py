@@ -102,3 +102,29 @@ def merge_ranks(merges: Iterable[Any], vocab: Mapping[str, int]) -> dict[str, in
                 "of the vocabulary: the file is damaged or of another kind"
             )
     return ranks
+
+
+class JoinedRanks(Mapping[str, int]):
+    """A merge table that is implied by the vocabulary: any two parts merge if together they are a token.
+
+    The rank of "left right" is the rank of the joined token. SentencePiece's scores and tiktoken's rank files mean
+    this.
+
+    >>> JoinedRanks({"ab": 7}).get("a b")
+    7
+    """
+
+    def __init__(self, rank_of: Mapping[str, int]) -> None:
+        self.rank_of = rank_of
+
+    def get(self, pair: str, default: Any = None) -> Any:
+        return self.rank_of.get(pair.replace(" ", "", 1), default)
+
+    def __getitem__(self, pair: str) -> int:
+        return self.rank_of[pair.replace(" ", "", 1)]
+
+    def __iter__(self) -> Any:
+        raise TypeError("an implied merge table has no list of merges")
+
+    def __len__(self) -> int:
+        return len(self.rank_of)

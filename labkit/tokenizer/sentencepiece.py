@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import TokenBytes
+from labkit.tokenizer.merging import JoinedRanks
 from labkit.tokenizer.stream import StreamDecoder
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import WordEncoder
@@ -21,32 +22,6 @@ from labkit.tokenizer.words import WordEncoder
 SPACE = "▁"  # U+2581
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _NORMAL, _UNKNOWN, _BYTE = 1, 2, 6
-
-
-class JoinedRanks(Mapping[str, int]):
-    """A merge table that is implied by the vocabulary: any two parts merge if together they are a token.
-
-    The rank of "left right" is the rank of the joined token. SentencePiece's scores and tiktoken's rank files mean
-    this.
-
-    >>> JoinedRanks({"ab": 7}).get("a b")
-    7
-    """
-
-    def __init__(self, rank_of: Mapping[str, int]) -> None:
-        self.rank_of = rank_of
-
-    def get(self, pair: str, default: Any = None) -> Any:
-        return self.rank_of.get(pair.replace(" ", "", 1), default)
-
-    def __getitem__(self, pair: str) -> int:
-        return self.rank_of[pair.replace(" ", "", 1)]
-
-    def __iter__(self) -> Any:
-        raise TypeError("an implied merge table has no list of merges")
-
-    def __len__(self) -> int:
-        return len(self.rank_of)
 
 
 class PieceWords(WordEncoder):

@@ -16,7 +16,7 @@ from labkit.tokenizer.byte_level import to_symbols
 from labkit.tokenizer.codec import ByteLevelCodec
 from labkit.tokenizer.patterns import TIKTOKEN
 from labkit.tokenizer.pretokenize import PreTokenizer
-from labkit.tokenizer.sentencepiece import JoinedRanks
+from labkit.tokenizer.merging import JoinedRanks
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import ByteWords
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.tokenizer import chat
+from labkit.tokenizer import batch, chat
 from labkit.tokenizer.added import AddedTokens
 from labkit.tokenizer.pretokenize import Splitter
 from labkit.tokenizer.stream import StreamDecoder
@@ -67,7 +67,8 @@ class Tokenizer:
         self._codec = codec
         self._template_variables = dict(template_variables or {})
         self._prefix_ids, self._suffix_ids = list(prefix_ids), list(suffix_ids)
-        self._batched: Any = None
+        self._native: Any = None  # the compiled encoder's tables, made when a long text or a batch first needs them
+        self._batched: Any = None  # the same for tensors on a device
 
     # ---- text to ids ----------------------------------------------------------------------------------------------
 
@@ -94,11 +95,13 @@ class Tokenizer:
             for piece in self._added.split(text, parse_special):
                 if isinstance(piece, int):
                     ids.append(piece)
+                elif len(piece) > batch.LONG_CHARS:
+                    ids += batch.encode_long(self, piece, at_start)
                 else:
                     ids += chain.from_iterable(map(lookup, self.pretokenize(piece, at_start)))
                 at_start = False
         except UnicodeEncodeError as error:
-            raise _surrogate_error(text) from error
+            raise surrogate_error(text) from error
         except KeyError as error:
             raise ValueError(
                 f"a merge of this tokenizer makes {error.args[0]!r}, which its vocabulary lacks"
@@ -118,8 +121,17 @@ class Tokenizer:
         if isinstance(texts, str):
             raise TypeError("encode_batch() takes a list of texts; for a single str use encode()")
         if device is None:
-            return [self.encode(text) for text in texts]
-        raise NotImplementedError
+            return batch.encode_lists(self, texts)
+        from labkit.tokenizer.batched import encode_tensors
+
+        return encode_tensors(self, texts, device)
+
+    def warm_up(self) -> str | None:
+        """Wait until the compiled encoder for long texts and batches is ready (seconds, once for a machine).
+
+        Nothing needs this: until then the Python path answers. Returns None, or why there is no compiled encoder.
+        """
+        return batch.warm_up(self)
 
     # ---- ids to text ----------------------------------------------------------------------------------------------
 
@@ -229,7 +241,8 @@ def _as_ids(ids: Any) -> list[int]:
     return ids
 
 
-def _surrogate_error(text: str) -> ValueError:
+def surrogate_error(text: str) -> ValueError:
+    """The error for a text with a lone surrogate: where it is and how to repair it."""
     at = next(i for i, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF)
     return ValueError(
         f"the text holds a lone surrogate (U+{ord(text[at]):04X} at index {at}), which is not a character and has no "
