@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"kernels", "tokenizer", "prompts"},
     {"kvcache", "quant"},
     {"model"},
-    {"decoding", "checkpoint", "perf", "run"},
+    {"decoding", "checkpoint", "perf"},
     {"pipeline"},
     {"serving", "diagnose"},
     {"ui", "cli"},
