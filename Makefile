@@ -68,7 +68,7 @@ unit: $(DEV)
 
 notebooks: $(DEV)
 	@echo "== Notebooks, each from a fresh kernel ($(JOBS) processes)"
-	@$(SHARED) $(PYTEST) --nbval-lax --nbval-current-env --nbval-cell-timeout 120 -n $(JOBS) --dist loadscope notebooks/ $(ARGS)
+	@$(SHARED) $(PYTEST) -p tests.notebook_memory --nbval-lax --nbval-current-env --nbval-cell-timeout 120 -n $(JOBS) --dist loadscope notebooks/ $(ARGS)
 
 browser: $(DEV)
 	@echo "== JupyterLab and Voila in a headless browser"
