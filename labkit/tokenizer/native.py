@@ -72,9 +72,7 @@ class NativeEncoder:
         assert isinstance(words, ByteWords)
         self.table = merge_table.build(words)
         self.classes = class_table(rule)
-        self.rule = np.array(
-            [rule.any_prefix, rule.max_numbers, rule.numbers_end_text, rule.whole_tail], np.int64
-        )
+        self.rule = np.array([rule.any_prefix, rule.max_numbers, rule.numbers_end_text, rule.whole_tail], np.int64)
         self._known = self._whole_words(words) if words.ignore_merges else None
         self.n_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._idle: list[Any] = []  # word caches that no thread is using

@@ -195,7 +195,9 @@ def _merge_long(ids, n, keys, ranks, joined):
     after = np.arange(1, n + 1).astype(np.int32)
     before = np.arange(-1, n - 1).astype(np.int32)
     alive = np.ones(n, np.bool_)
-    heap = np.empty(n, np.int64)  # rank << 32 | position; each join frees two entries' worth of pairs and adds at most two
+    heap = np.empty(
+        n, np.int64
+    )  # rank << 32 | position; each join frees two entries' worth of pairs and adds at most two
     size = 0
     for i in range(n - 1):
         slot = _find(ids[i], ids[i + 1], keys)
