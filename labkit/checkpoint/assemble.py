@@ -47,16 +47,18 @@ def assemble(
     device: torch.device,
     dtype: torch.dtype,
     name: str,
+    n_stored: int,
     borrowed: bool = False,
 ) -> Transformer:
     """Build the model that ``config`` describes from named ``tensors`` (labkit's names).
 
+    ``n_stored``: how many values the file holds, which is what must fit (a wrong config may claim more).
     ``borrowed``: the tensors live in a mapped file, so each is copied; the model never depends on the file later.
     Raises ValueError that names the tensors which are missing, unexpected, wrong-shaped, or hold NaN.
     """
     transformer = skeleton(config, name)
     wanted = {key: tuple(tensor.shape) for key, tensor in transformer.state_dict().items()}
-    check_fits(sum(tensor.numel() for tensor in transformer.state_dict().values()), dtype, device, name)
+    check_fits(n_stored, dtype, device, name)
     state: dict[str, Tensor] = {}
     unexpected, wrong, sums = [], [], {}
     for key, tensor in tensors:

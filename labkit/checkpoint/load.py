@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +20,7 @@ from labkit.checkpoint.hub import fetch_from_hub, is_hub_id
 from labkit.checkpoint.names import Named
 from labkit.checkpoint.placement import choose_device, choose_dtype
 from labkit.checkpoint.random_weights import byte_vocabulary, random_transformer
-from labkit.checkpoint.safetensors import read_json, read_tensors, tensor_names, weight_files
+from labkit.checkpoint.safetensors import PICKLED, read_json, read_tensors, tensor_shapes, weight_files
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensors_from_gguf, tensors_from_hf
 from labkit.model import Model
 from labkit.model.config import ModelConfig
@@ -105,6 +106,8 @@ def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Loade
             raise FileNotFoundError(f"there is no file {path}.")
         read = _from_gguf if path.suffix == ".gguf" else _from_safetensors_file
         return read(path, device, dtype), str(path)
+    if path.suffix in PICKLED:
+        raise ValueError(f"{path.name} is a pickle, which can run code when opened: labkit never opens one.")
     if is_hub_id(name):
         return _from_folder(fetch_from_hub(name), device, dtype), name
     raise ValueError(_unknown(name))
@@ -112,8 +115,13 @@ def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Loade
 
 def _unknown(name: str) -> str:
     known = models()
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    close += [other for other in known if name and other.endswith(f":{name}") and other not in close]
+
+    def likeness(other: str) -> float:
+        """How much of ``other``, of its beginning, or of what follows ``random:`` was typed."""
+        forms = {other, other[: len(name)], other.removeprefix(RANDOM), other.removeprefix(RANDOM)[: len(name)]}
+        return max(difflib.SequenceMatcher(None, name, form).ratio() for form in forms)
+
+    close = [other for other in sorted(known, key=likeness, reverse=True)[:3] if name and likeness(other) > 0.7]
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return (
         f"unknown model {name!r}.{meant} Choose a name ({', '.join(known)}), a Hugging Face id (owner/model), "
@@ -129,7 +137,7 @@ def _from_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
         config = config_from_gguf(file.metadata, shapes, file.tensor)
         _check_tensor_count(config, len(shapes), path.name)
         tensors = tensors_from_gguf(config, file.items(dtype))
-        transformer = assemble(config, tensors, device=device, dtype=dtype, name=path.name)
+        transformer = assemble(config, tensors, device=device, dtype=dtype, name=path.name, n_stored=_n_values(shapes))
         return transformer, Tokenizer.from_gguf(file.metadata)
 
 
@@ -157,9 +165,12 @@ def _from_safetensors(folder: Path, files_of: Any, device: torch.device, dtype: 
         raise ValueError(f"{folder} holds packed weights ({method}), which this labkit does not read.")
     config = config_from_hf(settings)
     files = files_of(folder)
-    _check_tensor_count(config, len(tensor_names(files)), folder.name)
+    shapes = tensor_shapes(files)
+    _check_tensor_count(config, len(shapes), folder.name)
     tensors: Iterator[Named] = tensors_from_hf(config, read_tensors(files))
-    transformer = assemble(config, tensors, device=device, dtype=dtype, name=folder.name, borrowed=True)
+    transformer = assemble(
+        config, tensors, device=device, dtype=dtype, name=folder.name, n_stored=_n_values(shapes), borrowed=True
+    )
     return transformer, _tokenizer_in(folder)
 
 
@@ -181,6 +192,10 @@ def _from_shape(name: str, settings: dict[str, Any], device: torch.device, dtype
     config = config_from_hf(settings)
     transformer = random_transformer(config, device=device, dtype=dtype, name=name)
     return transformer, Tokenizer.from_gguf(byte_vocabulary(config.vocab_size))
+
+
+def _n_values(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def _check_tensor_count(config: ModelConfig, n_tensors: int, name: str) -> None:

@@ -11,7 +11,7 @@ from labkit.checkpoint.names import Named
 
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 * 2**20
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def weight_files(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
     if files:
         return files
-    if any(next(folder.glob(pattern), None) for pattern in _PICKLED):
+    if any(path.suffix in PICKLED for path in folder.iterdir()):
         raise ValueError(
             f"{folder} has pickled weights only (.bin, .pt), which can run code when opened: labkit never opens them. "
             "Look for a safetensors version, or convert them in a sandbox."
@@ -81,15 +81,15 @@ def read_tensors(files: list[Path]) -> Iterator[Named]:
             raise ValueError(f"{path.name} is truncated or corrupted ({error}). Fetch or copy it again.") from error
 
 
-def tensor_names(files: list[Path]) -> list[str]:
-    """The names alone, without reading a tensor."""
+def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
+    """Every tensor's shape, from the headers alone."""
     from safetensors import SafetensorError, safe_open
 
-    names = []
+    shapes = {}
     for path in files:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                names += list(file.keys())
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path.name} is truncated or corrupted ({error}). Fetch or copy it again.") from error
-    return names
+    return shapes
