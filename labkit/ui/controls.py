@@ -11,21 +11,20 @@ from labkit.ui import html
 
 
 class Field(w.VBox):
-    """A caption, a control, and an optional line of help. ``value`` and ``observe_value`` are the control's."""
+    """A control with its caption above and an optional line of help below. ``value`` is the control's.
+
+    The caption is the control's own description, so that it is its label for assistive technology too.
+    """
 
     def __init__(self, label: str, control: Any, *, help: str = "", width: str = "190px") -> None:
-        self.control = control
-        self.help = w.HTML(_help(help)) if help else None
+        self.label, self.control = label, control
+        control.description = label
+        control.style.description_width = "100%"
         control.layout.width = "100%"
-        # The control carries the caption as its own label too, so that assistive technology reads it.
-        self._label = w.HTML(f'<span class="lk-label">{html.prose(label)}</span>')
-        self._label.add_class("lk-label")
-        control.tooltip = label
-        super().__init__([self._label, control, *([self.help] if self.help else [])])
+        super().__init__([control, *([w.HTML(f'<div class="lk-help">{html.prose(help)}</div>')] if help else [])])
         self.layout.width = width
         self.layout.max_width = "100%"
         self.add_class("lk-field")
-        self.label = label
 
     @property
     def value(self) -> Any:
@@ -94,10 +93,6 @@ def text(label: str, value: str = "", *, rows: int = 3, placeholder: str = "", w
     shared: Any = {"value": value, "placeholder": placeholder, "continuous_update": False}
     control = w.Textarea(rows=rows, **shared) if rows > 1 else w.Text(**shared)
     return Field(label, control, width=width).start_from(value)
-
-
-def _help(text: str) -> str:
-    return f'<div class="lk-muted" style="font-size:12.5px;line-height:1.4">{html.prose(text)}</div>'
 
 
 def row(*children: Any, middle: bool = False) -> w.Box:

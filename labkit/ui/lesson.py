@@ -23,8 +23,10 @@ from labkit.ui.controls import choice, number, slider, text, toggle
 from labkit.ui.exercise import Exercise, check
 from labkit.ui.experiment import Experiment, ExperimentJob, Result
 from labkit.ui.header import Setup, header, setup
+from labkit.ui.phase_bars import PhaseBars, phase_rows
 from labkit.ui.predict import Guess, predict
 from labkit.ui.quiz import Quiz, quiz
+from labkit.ui.run_tiles import tiles
 from labkit.ui.source import show_source
 
 __all__ = [
@@ -36,12 +38,14 @@ __all__ = [
     "Quiz",
     "Result",
     "Setup",
+    "bars",
     "check",
     "choice",
     "component",
     "header",
     "note",
     "number",
+    "phases",
     "predict",
     "quiz",
     "setup",
@@ -56,6 +60,18 @@ __all__ = [
 def table(rows: Any, caption: str = "") -> HTML:
     """An accessible table from dicts or a DataFrame; figures rounded for reading."""
     return HTML(html.page(html.table(rows, caption)))
+
+
+def bars(completion: Any) -> PhaseBars:
+    """A finished run as a picture: its figures, its text, one bar a stage."""
+    picture = PhaseBars()
+    picture.show(completion.trace, text=completion.text, tiles=tiles(completion.trace))
+    return picture
+
+
+def phases(completion: Any) -> HTML:
+    """The same bars as a table: exclusive milliseconds by phase and stage."""
+    return table(phase_rows(completion.trace), "Exclusive milliseconds by phase; together they are the run")
 
 
 def note(words: str) -> HTML:

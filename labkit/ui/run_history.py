@@ -63,7 +63,7 @@ class RunHistory:
             note = f"What differs: {', '.join(differing)}. Everything else is the same."
         else:
             note = "Nothing differs: the spread between these rows is this machine's noise."
-        titles = ("run", "what differs", "TTFT", "ms a token", "p95", "tok/s", "memory", "text")
+        titles = ("run", "what differs", "TTFT", "time per token", "p95", "tok/s", "memory", "text")
         numeric = {"p95", "tok/s", "memory"}
         head = "".join(
             f'<th scope="col"{" class=is-number" if title in numeric else ""}>{title}</th>' for title in titles
@@ -91,7 +91,7 @@ class RunHistory:
             f'<tr><th scope="row">{escape(record.name)}</th><td>{chips}</td>'
             f"<td>{_bar(prefill, figures['ttft_ms'], ttft_scale_ms)}</td>"
             f"<td>{_bar(decode, figures['itl_median_ms'], token_scale_ms)}</td>"
-            f'<td class="is-number">{html.number(figures["itl_p95_ms"])}</td>'
+            f'<td class="is-number">{_ms(figures["itl_p95_ms"])}</td>'
             f'<td class="is-number">{html.number(figures["decode_tok_s"])}</td>'
             f'<td class="is-number">{html.size(memory)}</td><td>{escape(self._same_text(record))}</td></tr>'
         )
@@ -121,6 +121,10 @@ def _ttft_ms(trace: Trace) -> float:
 
 def _token_ms(trace: Trace) -> float:
     return trace.summary()["itl_median_ms"] or 0.0
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else duration(value / 1e3)
 
 
 def _bar(phases: dict[str, float], value_ms: float | None, scale_ms: float) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from labkit.perf.trace import Trace
 from labkit.ui import html
+from labkit.ui.phase_bars import duration
 
 
 def tiles(trace: Trace | None) -> list[dict[str, str]]:
@@ -19,7 +20,7 @@ def tiles(trace: Trace | None) -> list[dict[str, str]]:
     size, unit = html.size(total).split(" ") if total is not None else ("–", "")
     return [
         _tile("Time to first token", figures.get("ttft_ms"), "ms", f"{n_prompt} prompt tokens" if n_prompt else "TTFT"),
-        _tile("Time per token", median, "ms", f"median; p95 {html.number(p95)} ms" if p95 else "ITL, median"),
+        _tile("Time per token", median, "ms", f"median; p95 {duration(p95 / 1e3)}" if p95 else "ITL, median"),
         _tile("Speed", figures.get("decode_tok_s"), "tok/s", f"{n_tokens} tokens" if n_tokens else "decode"),
         {
             "label": "Memory",

@@ -14,7 +14,7 @@ from labkit.ui.errors import ErrorBox, guarded, under_test
 from labkit.ui.machine import this_machine
 from labkit.ui.model_loader import ModelLoader
 from labkit.ui.panels.switches import Settings, Switches
-from labkit.ui.phase_bars import PhaseBars, phase_rows
+from labkit.ui.phase_bars import PhaseBars, duration, phase_rows
 from labkit.ui.run_history import RunHistory
 from labkit.ui.run_tiles import tiles
 from labkit.ui.runner import Job, Runner
@@ -248,7 +248,7 @@ def _said(settings: Settings | None, n_characters: int = 240) -> str:
 
 def _ending(completion: Completion) -> tuple[str, str]:
     n = completion.trace.n_tokens
-    took = f"{n} token{'s' if n != 1 else ''} in {completion.trace.wall_s:.2f} s"
+    took = f"{n} token{'s' if n != 1 else ''} in {duration(completion.trace.wall_s)}"
     covered = f"{completion.trace.coverage:.1%} of the time is in a named phase"
     if completion.finish_reason == "cancelled":
         return "stopped", f"Stopped after {took}."

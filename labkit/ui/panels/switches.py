@@ -52,8 +52,9 @@ class Switches:
         titles = [(item.title, item.name) for item in ready] + [("My own words", OWN)]
         self.ready = controls.choice("Ready-made", titles, prompt, width="100%")
         first = prompts.ready_prompt(prompt)
-        self.prompt = controls.text("", first.text, rows=4, placeholder="Type a question, or a text to continue")
-        self.prompt.control.description = ""
+        self.prompt = controls.text(
+            "The prompt", first.text, rows=4, placeholder="Type a question, or a text to continue"
+        )
         self.prompt_note = w.HTML()
         as_question = [("a question to answer", True), ("a text to continue", False)]
         self.chat = controls.choice("Treat it as", as_question, first.chat, width="190px")
