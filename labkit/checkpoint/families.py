@@ -33,7 +33,15 @@ _GEMMA = {
 }
 _GEMMA3 = {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072}
 _QWEN = {**_COMMON, "max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
-_GPT2 = {"vocab_size": 50_257, "n_positions": 1024, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+_GPT2 = {
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "vocab_size": 50_257,
+    "n_positions": 1024,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
+}
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -77,7 +85,16 @@ FAMILIES: dict[str, Family] = {
             },
         ),
         Family("gemma3_text", architectures.gemma, _GEMMA3),
-        Family("phi3", architectures.phi3, {**_COMMON, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
+        Family(
+            "phi3",
+            architectures.phi3,
+            {
+                **_COMMON,
+                "max_position_embeddings": 4096,
+                "original_max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+            },
+        ),
         Family("olmo2", architectures.olmo2, {**_COMMON, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}),
     )
 }
