@@ -11,13 +11,14 @@ and the check of a draft are one and the same call with other token counts::
         out = cache.attend(layer_idx, q, scale=d_head**-0.5)
     cache.commit()                            # only now do the new tokens count
 
-A step that is interrupted before ``commit`` leaves the cache as it was.
+A step that is interrupted before ``commit`` leaves the cache as it was: the next ``begin`` starts over from there.
 
 Shapes: T new tokens of the step, S stored tokens of one sequence, H query heads, G KV heads, D head width.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ import torch
 from torch import Tensor
 
 from labkit.kernels import ops
+from labkit.kvcache.usage import Usage
+
+
+class CacheFull(ValueError):
+    """There is no room for the step's tokens. Nothing was stored: free a sequence and try again."""
 
 
 @dataclass(frozen=True)
@@ -108,31 +114,42 @@ class KVCache(ABC):
         self.dtype = dtype
         self.segments: tuple[Segment, ...] = ()
         self._lengths: dict[int, int] = {}
+        self._stepping: threading.Thread | None = None
+        self._check_fit()
 
     # --- one step -------------------------------------------------------------------------------------
 
     def begin(self, counts: int | Mapping[int, int]) -> Tensor:
         """Open a step: ``counts`` new tokens for each sequence id (an int means sequence 0). Returns their
-        positions, (T,) int64. Raises ValueError when a sequence would outgrow ``capacity_tokens``."""
+        positions, (T,) int64. Raises CacheFull, a ValueError, when they do not fit, and RuntimeError when another
+        thread is in the middle of a step."""
         counts = {0: counts} if isinstance(counts, int) else counts
+        self._claim()
         segments, row = [], 0
+        n_known = len(self._lengths)
         for sequence_id, n_new in counts.items():
             n_past = self.n_tokens(sequence_id)
             if n_new < 1:
                 raise ValueError(f"sequence {sequence_id}: a step needs at least one token, got {n_new}.")
             if n_past + n_new > self.capacity_tokens:
-                raise ValueError(
+                raise CacheFull(
                     f"the {self.kind} cache holds {self.capacity_tokens} tokens a sequence; sequence {sequence_id} "
                     f"has {n_past} and {n_new} more do not fit. Build it with a larger capacity_tokens."
                 )
-            if sequence_id not in self._lengths and len(self._lengths) >= self.n_sequences:
-                raise ValueError(
+            n_known += sequence_id not in self._lengths
+            if n_known > self.n_sequences:
+                raise CacheFull(
                     f"the {self.kind} cache holds {self.n_sequences} sequences, all in use: free() one first."
                 )
             segments.append(Segment(sequence_id, row, n_new, n_past))
             row += n_new
         self.segments = tuple(segments)
-        self._reserve()
+        try:
+            self._reserve()
+        except CacheFull:
+            self._abandon()
+            raise
+        self._stepping = threading.current_thread()
         return torch.cat([torch.arange(s.n_past, s.n_total, device=self.device) for s in segments])
 
     @abstractmethod
@@ -170,6 +187,7 @@ class KVCache(ABC):
         for segment in self.segments:
             self._lengths[segment.sequence_id] = segment.n_total
         self.segments = ()
+        self._stepping = None
 
     # --- between steps --------------------------------------------------------------------------------
 
@@ -181,6 +199,7 @@ class KVCache(ABC):
         """Forget all but the first ``n_tokens`` of a sequence (roll back a rejected draft).
 
         Raises ValueError when it would have to invent history or bring back what was evicted."""
+        self._claim()
         have = self.n_tokens(sequence_id)
         if not 0 <= n_tokens <= have:
             raise ValueError(f"cannot truncate sequence {sequence_id} to {n_tokens} tokens: it has {have}.")
@@ -192,9 +211,31 @@ class KVCache(ABC):
 
     def reset(self) -> None:
         """Drop every sequence."""
-        self.segments = ()
+        self._claim()
         for sequence_id in list(self._lengths):
             self.free(sequence_id)
+
+    def fork(self, source: int, target: int) -> None:
+        """Start sequence ``target`` with the history of ``source``: shared where the kind can share, else copied.
+
+        Raises ValueError when ``target`` exists or ``source`` does not, CacheFull when there is no room."""
+        raise ValueError(f"the {self.kind} cache cannot fork a sequence: use contiguous (a copy) or paged (shared).")
+
+    def adopt(self, token_ids: Sequence[int], sequence_id: int = 0) -> int:
+        """Start a sequence that will hold ``token_ids``; returns how many of its first tokens are stored already.
+
+        Pass the rest to ``begin``. Kinds that do not share return 0; at least one token is always left to compute."""
+        return 0
+
+    def note(self, token_ids: Sequence[int], sequence_id: int = 0) -> None:  # noqa: B027
+        """Say what the tokens after those of ``adopt`` will be, so that they can be found by content later."""
+
+    def usage(self) -> Usage:
+        """How many of the bytes hold tokens, and how many are set aside without holding any."""
+        held = sum(self._lengths.values())
+        a_token = self.nbytes / (self.capacity_tokens * self.n_sequences)
+        set_aside = len(self._lengths) * self.capacity_tokens
+        return Usage(self.nbytes, held, round(set_aside * a_token), round(held * a_token))
 
     @property
     @abstractmethod
@@ -218,5 +259,38 @@ class KVCache(ABC):
         """The row of each sequence's last token in the open step."""
         return [segment.row + segment.n_new - 1 for segment in self.segments]
 
+    # --- for the kinds --------------------------------------------------------------------------------
+
     def _reserve(self) -> None:  # noqa: B027 - not every kind needs to
-        """Hook: find room for the open step's tokens."""
+        """Hook: find room for the open step's tokens. Raises CacheFull."""
+
+    def _abandon(self) -> None:
+        """Hook: undo what ``begin`` did for a step that was never committed."""
+        for segment in self.segments:
+            if segment.sequence_id not in self._lengths:
+                self.free(segment.sequence_id)
+        self.segments = ()
+        self._stepping = None
+
+    def _claim(self) -> None:
+        """Make sure that nobody else is inside a step, and drop one of our own that was interrupted."""
+        owner = self._stepping
+        if owner is not None and owner is not threading.current_thread() and owner.is_alive():
+            raise RuntimeError(
+                f"this {self.kind} cache is in the middle of a step of another run ({owner.name}): give each run a "
+                "cache of its own, or wait for that run to end."
+            )
+        if self.segments:
+            self._abandon()
+
+    def _check_fit(self) -> None:
+        """Raise ValueError unless every layer keeps one key and one value a token, the form that kinds store."""
+        for layer_idx, layer in enumerate(self.layers):
+            shapes = {entry.name: entry.shape for entry in layer.entries}
+            fits = list(shapes) == ["k", "v"] and layer.tokens_per_entry == 1
+            if not fits or len(shapes["k"]) != 2 or shapes["k"][0] != shapes["v"][0]:
+                kept = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+                raise ValueError(
+                    f"layer {layer_idx} keeps {kept} for every {layer.tokens_per_entry} tokens; the {self.kind} cache "
+                    "stores one key and one value (heads, width) a token. Choose a cache made for this attention."
+                )

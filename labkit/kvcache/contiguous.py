@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kvcache.base import KVCache, LayerEntries, Segment
+from labkit.kvcache.base import CacheFull, KVCache, LayerEntries, Segment
 from labkit.registry import register
 
 
@@ -52,6 +52,20 @@ class ContiguousCache(KVCache):
         slot = self._slots[segment.sequence_id]
         store = self.store[layer_idx]
         return store["k"][slot, :, : segment.n_total], store["v"][slot, :, : segment.n_total], None
+
+    def fork(self, source: int, target: int) -> None:
+        self._claim()
+        if source not in self._lengths or target in self._lengths:
+            have = ", ".join(map(str, self._lengths)) or "none"
+            raise ValueError(f"cannot fork sequence {source} into {target}: the sequences in use are {have}.")
+        if len(self._lengths) >= self.n_sequences:
+            raise CacheFull(f"the contiguous cache holds {self.n_sequences} sequences, all in use: free() one first.")
+        taken = set(self._slots.values())
+        self._slots[target] = next(i for i in range(self.n_sequences) if i not in taken)
+        n = self._lengths[target] = self._lengths[source]
+        for layer in self.store:
+            for tensor in layer.values():
+                tensor[self._slots[target], :, :n] = tensor[self._slots[source], :, :n]
 
     def free(self, sequence_id: int = 0) -> None:
         super().free(sequence_id)

@@ -33,6 +33,7 @@ class NoCache(KVCache):
     def commit(self) -> None:
         self._now = {}
         self.segments = ()
+        self._stepping = None
 
     @property
     def nbytes(self) -> int:
