@@ -52,17 +52,25 @@ def visible(q_positions: Tensor, k_positions: Tensor, *, window: int | None = No
     return seen
 
 
-def attend_einsum(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float, softcap: float | None = None
-) -> Tensor:
-    """softmax(softcap(scale q k^T) + mask) v, written out: q (T, H, D), k and v (G, S, D), mask (T, S) -> (T, H, D)."""
-    n_groups = k.shape[0]
-    grouped = q.unflatten(1, (n_groups, -1))  # (T, G, H/G, D)
+def attention_weights(q: Tensor, k: Tensor, *, mask: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+    """softmax(softcap(scale q k^T) + mask): q (T, H, D), k (G, S, D), mask (T, S) -> (H, T, S) float32.
+
+    The soft cap c tanh(s / c) keeps a score within +-c (Gemma 2, arXiv 2408.00118).
+    """
+    grouped = q.unflatten(1, (k.shape[0], -1))  # (T, G, H/G, D)
     scores = torch.einsum("tgrd,gsd->grts", grouped.float(), k.float()) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-    return torch.einsum("grts,gsd->tgrd", weights, v.float()).flatten(1, 2).to(q.dtype)
+    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).flatten(0, 1)
+
+
+def attend_einsum(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float, softcap: float | None = None
+) -> Tensor:
+    """Attention written out: q (T, H, D), k and v (G, S, D), mask (T, S) -> (T, H, D)."""
+    weights = attention_weights(q, k, mask=mask, scale=scale, softcap=softcap)
+    grouped = weights.unflatten(0, (k.shape[0], -1))  # (G, H/G, T, S)
+    return torch.einsum("grts,gsd->tgrd", grouped, v.float()).flatten(1, 2).to(q.dtype)
 
 
 def attend(

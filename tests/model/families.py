@@ -28,10 +28,13 @@ SMALL = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "original_max_position_embeddings": 16}
 FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 4.0, 9.0]}
-LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 16, **FACTORS}
-GEMMA3_ROPE = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-    "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16, **FACTORS}
+GEMMA3 = {
+    "head_dim": 16,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+    },
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -46,6 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-mqa": ("llama", {"num_key_value_heads": 1}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
     "llama-yarn": ("llama", {"rope_parameters": {**YARN, "rope_theta": 1e4}}),
     "llama-yarn-untruncated": ("llama", {"rope_parameters": {**YARN, "truncate": False, "rope_theta": 1e4}}),
     "smollm2": ("llama", {"tie_word_embeddings": True, "num_attention_heads": 8, "num_key_value_heads": 2}),
@@ -60,15 +64,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen3_moe-not-renormalized": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": False}),
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24}),
-    "gemma3": (
-        "gemma3_text",
-        {"head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 7, "rope_parameters": GEMMA3_ROPE},
-    ),
+    "gemma3": ("gemma3_text", {**GEMMA3, "sliding_window": WINDOW, "num_hidden_layers": 7}),
     "phi3": ("phi3", {"sliding_window": WINDOW}),
-    "phi3-longrope": (
-        "phi3",
-        {"rope_parameters": {**LONGROPE, "rope_theta": 1e4}, "original_max_position_embeddings": 16},
-    ),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
     "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
     "olmo2": ("olmo2", {}),
     "olmo2-mha": ("olmo2", {"num_key_value_heads": 4}),

@@ -72,7 +72,9 @@ def test_ragged_batch_equals_a_left_padded_one(name):
     lengths = (N_TOKENS - 1, N_TOKENS - 5, 18) if name in STRETCHED else (N_TOKENS - 1, 4, WINDOW + 3)
     rows = [token_ids(n + 1, seed=n) for n in lengths]
     width = max(lengths)
-    padded = torch.stack([torch.cat((torch.zeros(width - n, dtype=torch.int64), r)) for n, r in zip(lengths, rows)])
+    padded = torch.stack(
+        [torch.cat((torch.zeros(width - n, dtype=torch.int64), r)) for n, r in zip(lengths, rows, strict=True)]
+    )
     mask = torch.stack([torch.arange(width + 1) >= width - n for n in lengths]).long()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     first = theirs(padded[:, :width], attention_mask=mask[:, :width], position_ids=positions[:, :width], use_cache=True)

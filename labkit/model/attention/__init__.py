@@ -7,8 +7,10 @@ from typing import Any
 from torch import nn
 
 from labkit.kvcache import LayerEntries
-from labkit.model.attention import grouped
+from labkit.model.attention import grouped, kinds
 from labkit.model.config import GroupedAttention, Norm
+
+__all__ = ["build_attention", "entries_of", "kinds"]
 
 _KINDS: dict[type, Any] = {GroupedAttention: grouped.Attention}
 
