@@ -9,17 +9,22 @@ Every function is an ``@intrinsic``: a piece of IR that the compiled step inline
 
 from __future__ import annotations
 
+from platform import machine
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from labkit.kernels.cpu import platform
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 LANES = 8
 VI8, VI16, VI32, VF32 = (ir.VectorType(t, LANES) for t in (I8, I16, I32, F32))
 V16I8, V16I16, V16I32 = (ir.VectorType(t, 16) for t in (I8, I16, I32))
-HAS_AVX2 = bool(llvm.get_host_cpu_features().get("avx2"))
+X86 = machine().lower() in ("x86_64", "amd64")
+HAS_AVX2 = X86 and bool(llvm.get_host_cpu_features().get("avx2"))
 
 
 def const(value: int) -> ir.Constant:
@@ -130,3 +135,89 @@ def accumulators(b: Any, n: int) -> list[Any]:
     for slot in slots:
         b.store(fsplat(0.0), slot)
     return slots
+
+
+# --- threads ------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
+    """Add to an int64 that other threads see; returns what it was."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_swap(typingctx: Any, address: Any, value: Any) -> Any:
+    """Store an int64 that other threads see; returns what it was."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.atomic_rmw("xchg", b.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_read(typingctx: Any, address: Any) -> Any:
+    """An int64 that another thread may have changed."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        return b.load_atomic(b.inttoptr(args[0], I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def give_way(typingctx: Any, function: Any) -> Any:
+    """Let another thread run: calls the operating system's yield, whose address is passed in."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        b.call(b.inttoptr(args[0], ir.FunctionType(I32, []).as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def ticks(typingctx: Any, function: Any) -> Any:
+    """The monotonic clock, in units of ``platform.TICK_S`` seconds; its address is passed in."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        slot = cgutils.alloca_once(b, ir.ArrayType(I64, 2))
+        cells = b.bitcast(slot, I64.as_pointer())
+        if platform.WINDOWS:
+            kind = ir.FunctionType(I32, [I64.as_pointer()])
+            b.call(b.inttoptr(args[0], kind.as_pointer()), [cells])
+            return b.load(cells)
+        kind = ir.FunctionType(I32, [I32, I64.as_pointer()])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), [ir.Constant(I32, platform.CLOCK_ID), cells])
+        return b.add(b.mul(b.load(cells), const(1_000_000_000)), b.load(b.gep(cells, [const(1)])))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def pause(typingctx: Any) -> Any:
+    """Tell the core that this is a waiting loop."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        if X86:
+            call(b, "llvm.x86.sse2.pause", ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def call_job(typingctx: Any, function: Any, rank: Any, team: Any, job: Any) -> Any:
+    """Call a compiled ``void(int64, int64, int64)`` by its address: it is compiled once, not into each caller."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen

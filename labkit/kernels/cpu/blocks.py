@@ -1,0 +1,219 @@
+"""The parts of a compiled step between the products: norms, rotary, attention of one query, activations.
+
+Every thread of the team runs these for itself where that is cheaper than waiting for another (a norm of 576 numbers
+takes less time than two barriers). Arrays are float32 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import carray, njit
+
+from labkit.kernels.cpu import dots, rowwise
+from labkit.kernels.cpu.plan import (
+    BF16,
+    CACHE_FORMAT,
+    COS,
+    D_HEAD,
+    HEAD_STRIDE,
+    INTERLEAVED,
+    K_CACHE,
+    N_HEADS,
+    N_KV,
+    N_SINKS,
+    N_TURNED,
+    SCALE,
+    SIN,
+    SOFTCAP,
+    V_CACHE,
+    WINDOW,
+)
+from labkit.kernels.cpu.products import options
+from labkit.kernels.cpu.rowwise import array_at
+
+TILE = 128
+"""Keys whose scores are held at once."""
+LOWEST = np.float32(-1e30)
+
+
+@njit(**options)
+def floats(address, n):
+    """n float32 at an address."""
+    return carray(array_at(address), (n,), np.float32)
+
+
+@njit(**options)
+def norm(x, n, weight, bias, eps, layer_norm, out):
+    """RMSNorm or LayerNorm of n numbers at address x, to address out. ``bias`` 0: none."""
+    xs, ys, w = floats(x, n), floats(out, n), floats(weight, n)
+    mean = np.float32(0.0)
+    if layer_norm:
+        total = 0.0
+        for i in range(n):
+            total += xs[i]
+        mean = np.float32(total / n)
+        squares = 0.0
+        for i in range(n):
+            squares += (xs[i] - mean) * (xs[i] - mean)
+    else:
+        squares = float(rowwise.square_sum(x, n))
+    turn = np.float32(1.0 / math.sqrt(squares / n + eps))
+    if bias != 0:
+        b = floats(bias, n)
+        for i in range(n):
+            ys[i] = (xs[i] - mean) * turn * w[i] + b[i]
+    else:
+        for i in range(n):
+            ys[i] = (xs[i] - mean) * turn * w[i]
+
+
+@njit(**options)
+def turn(heads, n_heads, d_head, layer, position):
+    """Rotary embedding in place: each pair of each head turned by its angle at ``position``."""
+    n = layer[N_TURNED]
+    if n == 0:
+        return
+    cos, sin = floats(layer[COS] + 4 * n * position, n), floats(layer[SIN] + 4 * n * position, n)
+    apart, step = (1, 2) if layer[INTERLEAVED] else (n, 1)
+    for head in range(n_heads):
+        x = floats(heads + 4 * d_head * head, d_head)
+        for i in range(n):
+            a, b = x[i * step], x[i * step + apart]
+            x[i * step] = a * cos[i] - b * sin[i]
+            x[i * step + apart] = b * cos[i] + a * sin[i]
+
+
+@njit(**options)
+def append(cache, layer, new, position):
+    """One token's heads (G, D) float32 into a contiguous cache (G, capacity, D), fp32 or bf16 rounded to even."""
+    d_head = layer[D_HEAD]
+    for head in range(layer[N_KV]):
+        x = floats(new + 4 * d_head * head, d_head)
+        if layer[CACHE_FORMAT] == BF16:
+            to = carray(array_at(cache + head * layer[HEAD_STRIDE] + 2 * d_head * position), (d_head,), np.uint16)
+            bits = carray(array_at(new + 4 * d_head * head), (d_head,), np.uint32)
+            for i in range(d_head):
+                to[i] = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        else:
+            y = floats(cache + head * layer[HEAD_STRIDE] + 4 * d_head * position, d_head)
+            for i in range(d_head):
+                y[i] = x[i]
+
+
+@njit(**options)
+def attend(layer, numbers, q, n_stored, rank, n_threads, partial, scores):
+    """This thread's share of one token's attention: every head over a part of the keys it may see.
+
+    q (H, D) at an address, rotated; partial (H, D + 2) at an address: the unnormalised sum of values, the largest
+    score and the sum of exponentials, to be merged with the other threads' (Flash-Decoding).
+    """
+    d, rows = layer[D_HEAD], layer[N_HEADS] // layer[N_KV]
+    size = 2 if layer[CACHE_FORMAT] == BF16 else 4
+    # Visible keys: the sinks [0, n_sinks), then the window [low, n_stored).
+    low, sinks = 0, 0
+    if layer[WINDOW] != 0 and n_stored > layer[WINDOW]:
+        low = n_stored - layer[WINDOW]
+        sinks = min(layer[N_SINKS], low)
+    n_seen = sinks + n_stored - low
+    first, end = n_seen * rank // n_threads, n_seen * (rank + 1) // n_threads
+    scale, cap = numbers[SCALE], numbers[SOFTCAP]
+    s = floats(scores, TILE)
+    for head in range(layer[N_HEADS]):
+        out = floats(partial + 4 * (d + 2) * head, d + 2)
+        out[:] = 0.0
+        out[d] = LOWEST
+        group = head // rows
+        k_head, v_head = layer[K_CACHE] + group * layer[HEAD_STRIDE], layer[V_CACHE] + group * layer[HEAD_STRIDE]
+        q_head = q + 4 * d * head
+        at = first
+        while at < end:
+            # A tile lies within the sinks or within the window: consecutive rows of the cache.
+            stop = min(at + TILE, end)
+            if at < sinks:
+                stop = min(stop, sinks)
+                key = at
+            else:
+                key = at - sinks + low
+            n = stop - at
+            _scores(layer[CACHE_FORMAT] == BF16, k_head + key * d * size, d, n, q_head, scores)
+            top = out[d]
+            for i in range(n):
+                s[i] *= scale
+                if cap != 0.0:
+                    s[i] = cap * np.float32(math.tanh(s[i] / cap))
+                top = max(top, s[i])
+            padded = (n + 7) // 8 * 8
+            for i in range(n, padded):
+                s[i] = LOWEST
+            shrink = np.float32(math.exp(out[d] - top))
+            for i in range(d):
+                out[i] *= shrink
+            out[d + 1] = out[d + 1] * shrink + rowwise.exponentials(scores, padded, top)
+            out[d] = top
+            if layer[CACHE_FORMAT] == BF16:
+                rowwise.mix_bf16(v_head + key * d * size, d * size, n, scores, d, partial + 4 * (d + 2) * head)
+            else:
+                rowwise.mix_fp32(v_head + key * d * size, d * size, n, scores, d, partial + 4 * (d + 2) * head)
+            at = stop
+
+
+@njit(**options)
+def _scores(bf16, keys, d, n, q, scores):
+    i = 0
+    if bf16:
+        while i + 4 <= n:
+            dots.dot_bf16(keys + i * 2 * d, 2 * d, d, q, scores + 4 * i)
+            i += 4
+        while i < n:
+            dots.dot_bf16_one(keys + i * 2 * d, 2 * d, d, q, scores + 4 * i)
+            i += 1
+    else:
+        while i + 4 <= n:
+            dots.dot_fp32(keys + i * 4 * d, 4 * d, d, q, scores + 4 * i)
+            i += 4
+        while i < n:
+            dots.dot_fp32_one(keys + i * 4 * d, 4 * d, d, q, scores + 4 * i)
+            i += 1
+
+
+@njit(**options)
+def merge(partials, stride, n_threads, n_heads, d, out):
+    """The threads' parts of attention (each (H, D + 2), ``stride`` bytes apart) to the heads' outputs (H, D)."""
+    y = floats(out, n_heads * d)
+    for head in range(n_heads):
+        top = LOWEST
+        for t in range(n_threads):
+            top = max(top, floats(partials + t * stride + 4 * (d + 2) * head, d + 2)[d])
+        total = np.float32(0.0)
+        y[head * d : (head + 1) * d] = 0.0
+        for t in range(n_threads):
+            part = floats(partials + t * stride + 4 * (d + 2) * head, d + 2)
+            share = np.float32(math.exp(part[d] - top))
+            total += share * part[d + 1]
+            for i in range(d):
+                y[head * d + i] += share * part[i]
+        for i in range(d):
+            y[head * d + i] /= total
+
+
+@njit(**options)
+def activate(kind, gated, g, u, n, out):
+    """act(g) * u, or act(u) when not gated: n numbers at addresses. kind as in ``plan.ACTIVATIONS``."""
+    if kind == 0 and gated and n % 8 == 0:
+        rowwise.gate(g, u, n, out)
+        return
+    xs, us, ys = floats(g if gated else u, n), floats(u, n), floats(out, n)
+    for i in range(n):
+        x = xs[i]
+        if kind == 0:
+            y = x / (np.float32(1.0) + np.float32(math.exp(-x)))
+        elif kind == 1:
+            y = np.float32(0.5) * x * (np.float32(1.0) + np.float32(math.erf(x * np.float32(0.7071067811865476))))
+        elif kind == 2:
+            inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
+            y = np.float32(0.5) * x * (np.float32(1.0) + np.float32(math.tanh(inner)))
+        else:
+            y = max(x, np.float32(0.0))
+        ys[i] = y * us[i] if gated else y

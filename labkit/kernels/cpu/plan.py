@@ -1,0 +1,173 @@
+"""A model as numbers: what the compiled step reads instead of modules and configs.
+
+``plan(transformer)`` is made once a model and holds addresses of the model's own weights (nothing is copied but norms
+and biases, widened to float32) plus every size and switch. Rows of the tables:
+
+    linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP
+    layers  (n, LAYER)     sizes, switches, norm addresses, and each run's cache and rotary addresses
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+FP32, BF16, INT8, INT4 = FORMATS.values()
+LINEAR = 9
+FORMAT, W, SCALES, ZEROS, BIAS, N_OUT, N_IN, STRIDE, GROUP = range(LINEAR)
+Q, K, V, O, GATE, UP, DOWN = range(7)
+PER_LAYER = 7
+
+_FIELDS = [
+    "N_HEADS",
+    "N_KV",
+    "D_HEAD",
+    "WINDOW",
+    "N_SINKS",
+    "COS",
+    "SIN",
+    "N_TURNED",
+    "INTERLEAVED",
+    "NORMS",
+    "QK_NORM",
+    "ACTIVATION",
+    "GATED",
+    "D_FF",
+    "ATTN_NORM",
+    "ATTN_NORM_B",
+    "FFN_NORM",
+    "FFN_NORM_B",
+    "ATTN_POST",
+    "ATTN_POST_B",
+    "FFN_POST",
+    "FFN_POST_B",
+    "Q_NORM",
+    "K_NORM",
+    "CACHE_FORMAT",
+    "K_CACHE",
+    "V_CACHE",
+    "HEAD_STRIDE",
+]
+(
+    N_HEADS, N_KV, D_HEAD, WINDOW, N_SINKS, COS, SIN, N_TURNED, INTERLEAVED, NORMS, QK_NORM, ACTIVATION, GATED, D_FF,
+    ATTN_NORM, ATTN_NORM_B, FFN_NORM, FFN_NORM_B, ATTN_POST, ATTN_POST_B, FFN_POST, FFN_POST_B, Q_NORM, K_NORM,
+    CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE,
+) = range(len(_FIELDS))  # fmt: skip
+LAYER = len(_FIELDS)
+SCALE, SOFTCAP = range(2)
+NORM_LAYOUTS = {"pre": 0, "post": 1, "sandwich": 2}
+QK_NORMS = {None: 0, "head": 1, "full": 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+
+
+@dataclass
+class Plan:
+    """Tables for one transformer. ``kept`` keeps the widened copies alive."""
+
+    linears: np.ndarray
+    layers: np.ndarray
+    floats: np.ndarray
+    """(n_layers, 2): scale and soft cap of attention."""
+    d_model: int
+    vocab_size: int
+    layer_norm: bool
+    eps: float
+    logit_softcap: float
+    final_norm: tuple[int, int]
+    widest: int
+    kept: list[Tensor] = field(default_factory=list)
+
+
+_plans: weakref.WeakKeyDictionary[Any, tuple[int, Plan]] = weakref.WeakKeyDictionary()
+
+
+def plan(transformer: Any) -> Plan:
+    """The tables of ``transformer``, made when first asked for and again when its weights have moved."""
+    stamp = hash(tuple(t.data_ptr() for t in [*transformer.parameters(), *transformer.buffers()]))
+    found = _plans.get(transformer)
+    if found is None or found[0] != stamp:
+        found = stamp, _make(transformer)
+        _plans[transformer] = found
+    return found[1]
+
+
+def _make(transformer: Any) -> Plan:
+    config, kept = transformer.config, []
+    n = config.n_layers
+    linears = np.zeros((PER_LAYER * n + 1, LINEAR), np.int64)
+    layers = np.zeros((n, LAYER), np.int64)
+    floats = np.zeros((n, 2), np.float32)
+    for idx, (block, layer) in enumerate(zip(transformer.layers, config.layers, strict=True)):
+        attention, ffn, row = layer.attention, layer.ffn, layers[idx]
+        modules = [block.attention.q_proj, block.attention.k_proj, block.attention.v_proj, block.attention.o_proj]
+        modules += [block.ffn.gate_proj, block.ffn.up_proj, block.ffn.down_proj]
+        for i, module in enumerate(modules):
+            if module is not None:
+                linears[PER_LAYER * idx + i] = _linear(module, kept)
+        row[[N_HEADS, N_KV, D_HEAD, N_SINKS]] = (
+            attention.n_heads,
+            attention.n_kv_heads,
+            attention.d_head,
+            attention.n_sinks,
+        )
+        row[WINDOW] = attention.window or 0
+        row[[NORMS, QK_NORM]] = NORM_LAYOUTS[layer.norms], QK_NORMS[attention.qk_norm]
+        row[[ACTIVATION, GATED, D_FF]] = ACTIVATIONS[ffn.activation], ffn.gated, ffn.d_ff
+        norms = {ATTN_NORM: block.attention_norm, FFN_NORM: block.ffn_norm}
+        if layer.norms == "sandwich":
+            norms |= {ATTN_POST: block.attention_post_norm, FFN_POST: block.ffn_post_norm}
+        for at, norm in norms.items():
+            row[at], row[at + 1] = _norm(norm, kept)
+        if attention.qk_norm is not None:
+            row[Q_NORM], row[K_NORM] = (_norm(getattr(block.attention, f"{x}_norm"), kept)[0] for x in "qk")
+        floats[idx] = block.attention.scale, attention.softcap or 0.0
+    head = transformer.head
+    linears[-1] = _linear(head if head is not None else transformer.embedding, kept)
+    return Plan(
+        linears, layers, floats, config.d_model, config.vocab_size, config.norm.kind == "layer", config.norm.eps,
+        config.logit_softcap or 0.0, _norm(transformer.final_norm, kept), int(linears[:, [N_OUT, N_IN]][:-1].max()), kept,
+    )  # fmt: skip
+
+
+def _linear(module: Any, kept: list[Tensor]) -> list[int]:
+    weight, kind = module.weight, getattr(module, "kind", None)
+    bias = 0 if getattr(module, "bias", None) is None else _widened(module.bias, kept)
+    if kind == "int8":
+        n_out, n_in = module.out_features, module.in_features
+        return [INT8, weight.data_ptr(), module.scales.data_ptr(), 0, bias, n_out, n_in, weight.stride(0), 0]
+    if kind == "int4":
+        zeros = 0 if module.zeros is None else module.zeros.data_ptr()
+        address, scales = weight.data_ptr(), module.scales.data_ptr()
+        n_blocks = weight.shape[1]
+        return [
+            INT4,
+            address,
+            scales,
+            zeros,
+            bias,
+            module.out_features,
+            module.in_features,
+            n_blocks,
+            module.group_size,
+        ]
+    number = FP32 if weight.dtype == torch.float32 else BF16
+    n_out, n_in = weight.shape
+    return [number, weight.data_ptr(), 0, 0, bias, n_out, n_in, weight.stride(0) * weight.itemsize, 0]
+
+
+def _norm(module: Any, kept: list[Tensor]) -> tuple[int, int]:
+    """Addresses of a norm's weight (its unit offset added) and bias, float32."""
+    weight = module.weight.float() + (1.0 if getattr(module, "unit_offset", False) else 0.0)
+    bias = getattr(module, "bias", None)
+    return _widened(weight, kept), 0 if bias is None else _widened(bias, kept)
+
+
+def _widened(tensor: Tensor, kept: list[Tensor]) -> int:
+    kept.append(tensor.detach().float().contiguous().clone())
+    return kept[-1].data_ptr()

@@ -1,0 +1,237 @@
+"""A whole decode step in one compiled function: every thread of the team runs it from the first norm to its share of
+the logits, and waits for the others only where a product needs all of the product before.
+
+    per layer   norm, Q K V rows | rotary, append, attention over a share of the keys | merge, output rows |
+                norm, gate and up rows, activation | down rows |                          ( | is a barrier )
+
+The residual stream, the norms and the merge are each thread's own: repeating them costs less than waiting.
+Rank 0 reads the clock between the parts and leaves nanoseconds by phase.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from labkit.kernels.cpu import blocks
+from labkit.kernels.cpu.plan import (
+    ACTIVATION,
+    ATTN_NORM,
+    ATTN_NORM_B,
+    ATTN_POST,
+    ATTN_POST_B,
+    D_FF,
+    D_HEAD,
+    DOWN,
+    FFN_NORM,
+    FFN_NORM_B,
+    FFN_POST,
+    FFN_POST_B,
+    GATE,
+    GATED,
+    K_CACHE,
+    K_NORM,
+    LAYER,
+    LINEAR,
+    N_HEADS,
+    N_KV,
+    N_OUT,
+    NORMS,
+    PER_LAYER,
+    Q_NORM,
+    QK_NORM,
+    UP,
+    V_CACHE,
+    K,
+    O,
+    Q,
+    V,
+)
+from labkit.kernels.cpu.products import options, prepare, product, share
+from labkit.kernels.cpu.rowwise import array_at
+from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, give_way, pause, ticks
+
+LINE = 8
+"""int64 cells in a cache line: counters that threads fight over lie apart."""
+SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
+"""Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
+FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
+"""Cells of a job."""
+N_LAYERS, D_MODEL, VOCAB, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, N_Q, N_ATT = range(12)
+"""Cells of a job's sizes."""
+T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
+PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache")
+SPINS = 2000
+"""Looks at a flag before the core is offered to another thread."""
+
+
+@njit(**options)
+def barrier(team, n_threads, give_way_at):
+    """Wait until all of the team's threads are here."""
+    if n_threads == 1:
+        return
+    generation = atomic_read(team + 8 * GENERATION)
+    if atomic_add(team + 8 * ARRIVED, 1) == n_threads - 1:
+        atomic_swap(team + 8 * ARRIVED, 0)
+        atomic_add(team + 8 * GENERATION, 1)
+        return
+    spins = 0
+    while atomic_read(team + 8 * GENERATION) == generation:
+        spins += 1
+        if spins < SPINS:
+            pause()
+        else:
+            give_way(give_way_at)
+
+
+@njit(**options)
+def room(widest, n_att, n_threads):
+    """Float32 cells of the step's shared and private memory: (offset of private parts, size of one, all)."""
+    padded = (widest + 255) // 64 * 64
+    shared = 8 * padded
+    private = 7 * padded + blocks.TILE + (n_att + 127) // 64 * 64
+    return shared, private, shared + n_threads * private
+
+
+def decode(rank, team, job):
+    """One token: job X holds its embedding (M,), LOGITS receives (V,). Every thread of the team calls it."""
+    cells = carray(array_at(job), (12,), np.int64)
+    n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
+    sizes = carray(array_at(cells[SIZES]), (12,), np.int64)
+    numbers_of_step = carray(array_at(cells[SIZES]), (24,), np.float32)
+    eps, cap = numbers_of_step[2 * EPS_BITS], numbers_of_step[2 * CAP_BITS]
+    n_layers, m, position = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION]
+    layer_norm = sizes[LAYER_NORM] != 0
+    linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
+    layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
+    floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
+    phases = carray(array_at(cells[PHASES]), (8,), np.int64)
+    shared_cells, private_cells, _ = room(sizes[WIDEST], sizes[N_ATT], n_threads)
+    padded = (sizes[WIDEST] + 255) // 64 * 64
+    wide = 4 * padded
+    work = cells[WORK]
+    q_new, k_new, v_new, delta, gate, up = (
+        work,
+        work + wide,
+        work + 2 * wide,
+        work + 3 * wide,
+        work + 4 * wide,
+        work + 5 * wide,
+    )
+    hidden, delta_ffn = work + 6 * wide, work + 7 * wide
+    mine = work + 4 * (shared_cells + rank * private_cells)
+    x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
+    # scratch takes two widths: int16 activations, sums and steps
+    attended, scores, partial = mine + 6 * wide, mine + 7 * wide, mine + 7 * wide + 4 * blocks.TILE
+    first_partial, apart = work + 4 * shared_cells + 7 * wide + 4 * blocks.TILE, 4 * private_cells
+    stream = blocks.floats(x, m)
+    stream[:] = blocks.floats(cells[X], m)
+    at = ticks(clock)
+    for idx in range(n_layers):
+        layer, lin = layers[idx], linears[PER_LAYER * idx : PER_LAYER * (idx + 1)]
+        d, n_heads, n_kv = layer[D_HEAD], layer[N_HEADS], layer[N_KV]
+        # norm -> Q, K, V
+        if layer[NORMS] == 1:
+            blocks.floats(normed, m)[:] = stream
+        else:
+            blocks.norm(x, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
+        at = _charge(rank, phases, T_NORM, clock, at)
+        for i in (Q, K, V):
+            first, end = share(lin[i, N_OUT], 4, rank, n_threads)
+            if i == Q or lin[i, 0] != lin[i - 1, 0] or lin[i, 8] != lin[i - 1, 8]:
+                prepare(lin[i], normed, scratch)
+            product(lin[i], normed, scratch, q_new if i == Q else (k_new if i == K else v_new), first, end)
+        barrier(team, n_threads, give_way_at)
+        # rotary, append, attention over a share of the keys
+        blocks.floats(q, n_heads * d)[:] = blocks.floats(q_new, n_heads * d)
+        if layer[QK_NORM] == 1:
+            for head in range(n_heads):
+                blocks.norm(q + 4 * d * head, d, layer[Q_NORM], 0, eps, layer_norm, q + 4 * d * head)
+        elif layer[QK_NORM] == 2:
+            blocks.norm(q, n_heads * d, layer[Q_NORM], 0, eps, layer_norm, q)
+        blocks.turn(q, n_heads, d, layer, position)
+        if rank == n_threads - 1:  # the last share of the keys is this thread's: nobody else reads the new one
+            blocks.floats(k, n_kv * d)[:] = blocks.floats(k_new, n_kv * d)
+            if layer[QK_NORM] == 1:
+                for head in range(n_kv):
+                    blocks.norm(k + 4 * d * head, d, layer[K_NORM], 0, eps, layer_norm, k + 4 * d * head)
+            elif layer[QK_NORM] == 2:
+                blocks.norm(k, n_kv * d, layer[K_NORM], 0, eps, layer_norm, k)
+            blocks.turn(k, n_kv, d, layer, position)
+            at = _charge(rank, phases, T_ATTENTION, clock, at)
+            blocks.append(layer[K_CACHE], layer, k, position)
+            blocks.append(layer[V_CACHE], layer, v_new, position)
+            at = _charge(rank, phases, T_KV_CACHE, clock, at)
+        blocks.attend(layer, floats[idx], q, position + 1, rank, n_threads, partial, scores)
+        barrier(team, n_threads, give_way_at)
+        # merge -> output projection
+        blocks.merge(first_partial, apart, n_threads, n_heads, d, attended)
+        first, end = share(m, 4, rank, n_threads)
+        prepare(lin[O], attended, scratch)
+        product(lin[O], attended, scratch, delta, first, end)
+        barrier(team, n_threads, give_way_at)
+        at = _charge(rank, phases, T_ATTENTION, clock, at)
+        if layer[NORMS] == 1:
+            blocks.norm(delta, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
+            _add(stream, normed, m)
+            blocks.floats(normed, m)[:] = stream
+        else:
+            if layer[NORMS] == 2:
+                blocks.norm(delta, m, layer[ATTN_POST], layer[ATTN_POST_B], eps, layer_norm, normed)
+                _add(stream, normed, m)
+            else:
+                _add(stream, delta, m)
+            blocks.norm(x, m, layer[FFN_NORM], layer[FFN_NORM_B], eps, layer_norm, normed)
+        at = _charge(rank, phases, T_NORM, clock, at)
+        # FFN
+        first, end = share(layer[D_FF], 8, rank, n_threads)
+        prepare(lin[UP], normed, scratch)
+        if layer[GATED] != 0:
+            product(lin[GATE], normed, scratch, gate, first, end)
+        product(lin[UP], normed, scratch, up, first, end)
+        blocks.activate(
+            layer[ACTIVATION], layer[GATED] != 0, gate + 4 * first, up + 4 * first, end - first, hidden + 4 * first
+        )
+        barrier(team, n_threads, give_way_at)
+        first, end = share(m, 4, rank, n_threads)
+        prepare(lin[DOWN], hidden, scratch)
+        product(lin[DOWN], hidden, scratch, delta_ffn, first, end)
+        barrier(team, n_threads, give_way_at)
+        at = _charge(rank, phases, T_FFN, clock, at)
+        if layer[NORMS] == 0:
+            _add(stream, delta_ffn, m)
+        else:
+            weight = layer[FFN_NORM] if layer[NORMS] == 1 else layer[FFN_POST]
+            bias = layer[FFN_NORM_B] if layer[NORMS] == 1 else layer[FFN_POST_B]
+            blocks.norm(delta_ffn, m, weight, bias, eps, layer_norm, normed)
+            _add(stream, normed, m)
+            at = _charge(rank, phases, T_NORM, clock, at)
+    blocks.norm(x, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed)
+    at = _charge(rank, phases, T_NORM, clock, at)
+    head = linears[PER_LAYER * n_layers]
+    first, end = share(head[N_OUT], 4, rank, n_threads)
+    prepare(head, normed, scratch)
+    product(head, normed, scratch, cells[LOGITS], first, end)
+    if cap != 0.0:
+        out = blocks.floats(cells[LOGITS], head[N_OUT])
+        for i in range(first, end):
+            out[i] = cap * np.float32(np.tanh(out[i] / cap))
+    barrier(team, n_threads, give_way_at)
+    _charge(rank, phases, T_LM_HEAD, clock, at)
+
+
+@njit(**options)
+def _add(stream, address, m):
+    delta = blocks.floats(address, m)
+    for i in range(m):
+        stream[i] += delta[i]
+
+
+@njit(**options)
+def _charge(rank, phases, phase, clock, since):
+    """Rank 0 adds the time since ``since`` to a phase; returns now."""
+    if rank != 0:
+        return since
+    now = ticks(clock)
+    phases[phase] += now - since
+    return now

@@ -1,0 +1,120 @@
+"""Threads that stay awake between steps: a team that runs one compiled function together.
+
+A step has some 150 barriers, so a fork and join from Python, or from a threading layer that sleeps, costs more than
+the products it joins (numba's ``workqueue`` layer ran the same step at a third of the speed). Here the threads
+are Python threads inside one compiled loop that holds no interpreter lock; they meet at counters in shared memory,
+offer their core to others while they wait, and go to sleep when no step came for a while.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+
+import numpy as np
+from numba import carray, cfunc, int64, njit
+
+from labkit.kernels.cpu.platform import system
+from labkit.kernels.cpu.products import options
+from labkit.kernels.cpu.rowwise import array_at
+from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, call_job, give_way, pause, ticks
+from labkit.kernels.cpu.step import CLOCK, FUNCTION, GIVE_WAY, JOB, LINE, N_THREADS, PARKED, SEQUENCE, SPINS, decode
+
+PATIENCE_S = 2e-3
+"""How long a thread looks for the next step before it goes to sleep: longer than a sampler takes."""
+MAX_THREADS = 64
+
+
+@njit(**options)
+def run(rank, team):
+    """This thread's part of the job that the team's block points to."""
+    job = atomic_read(team + 8 * JOB)
+    cells = carray(array_at(job), (12,), np.int64)
+    if rank < cells[N_THREADS]:
+        call_job(cells[FUNCTION], rank, team, job)
+
+
+@njit(**options)
+def serve(rank, team, seen, clock, give_way_at, patience):
+    """A worker's loop: run each job as it is published; return the last one's number when none came for a while."""
+    parked = team + 8 * (PARKED + LINE * rank)
+    spins, since = 0, ticks(clock)
+    while True:
+        now = atomic_read(team + 8 * SEQUENCE)
+        if now != seen:
+            seen = now
+            if atomic_read(team + 8 * JOB) == 0:
+                return -1
+            run(rank, team)
+            spins, since = 0, ticks(clock)
+            continue
+        spins += 1
+        if spins < SPINS:
+            pause()
+            continue
+        give_way(give_way_at)
+        if ticks(clock) - since > patience:
+            atomic_swap(parked, 1)
+            if atomic_read(team + 8 * SEQUENCE) == seen:
+                return seen
+            atomic_swap(parked, 0)
+
+
+@njit(**options)
+def publish(team, job, n_threads):
+    """Announce a job; returns a bit for each thread that sleeps and must be woken."""
+    atomic_swap(team + 8 * JOB, job)
+    atomic_add(team + 8 * SEQUENCE, 1)
+    asleep = 0
+    for rank in range(1, n_threads):
+        if atomic_swap(team + 8 * (PARKED + LINE * rank), 0) == 1:
+            asleep |= 1 << rank
+    return asleep
+
+
+@lru_cache(maxsize=1)
+def compile_all() -> int:
+    """Compile (or load from the disk cache) everything a team runs: seconds the first time, on any thread.
+
+    Returns the address of the decode step."""
+    publish.compile((int64,) * 3)
+    run.compile((int64,) * 2)
+    serve.compile((int64,) * 6)
+    return cfunc("void(int64, int64, int64)", nopython=True, error_model="numpy", cache=True)(decode).address
+
+
+class Team:
+    """``n_threads`` threads, the caller included. One job at a time; others wait their turn."""
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._block = np.zeros(PARKED + LINE * (n_threads + 2), np.int64)
+        self._at = (self._block.ctypes.data + 63) // 64 * 64
+        self._turn = threading.Lock()
+        self._awake = [threading.Semaphore(0) for _ in range(n_threads)]
+        self.system = system()
+        for rank in range(1, n_threads):
+            threading.Thread(target=self._work, args=(rank,), name=f"labkit-team-{rank}", daemon=True).start()
+
+    def run(self, job: np.ndarray) -> None:
+        """Run ``job`` on every thread; returns when all are done."""
+        job[CLOCK], job[GIVE_WAY], job[N_THREADS] = self.system.clock, self.system.give_way, self.n_threads
+        with self._turn:
+            asleep = publish(self._at, job.ctypes.data, self.n_threads)
+            for rank in range(1, self.n_threads):
+                if asleep >> rank & 1:
+                    self._awake[rank].release()
+            run(0, self._at)
+
+    def _work(self, rank: int) -> None:
+        seen, patience = 0, int(PATIENCE_S / self.system.tick_s)
+        while seen >= 0:
+            seen = serve(rank, self._at, seen, self.system.clock, self.system.give_way, patience)
+            if seen >= 0:
+                self._awake[rank].acquire()
+
+
+@lru_cache(maxsize=4)
+def team(n_threads: int) -> Team:
+    """The process's team of this size: threads are made once, as torch makes its own."""
+    return Team(min(n_threads, MAX_THREADS))
