@@ -97,7 +97,7 @@ def step_cost(
         layer: _layer_phases(config, layer, n_new, n_past, n_sequences, dtype, weights, kv_cache, full_square)
         for layer in set(config.layers)
     }
-    phases: dict[str, Cost] = {"embed": _embed(config, n_new * n_sequences, dtype)}
+    phases: dict[str, Cost] = {"embed": _embed(config, n_new * n_sequences, dtype, weights)}
     for layer in config.layers:
         for name, cost in made[layer].items():
             phases[name] = phases.get(name, Cost()) + cost
@@ -177,18 +177,20 @@ def _ffn(layer: Layer, mine: list[Weight], rows: int, dtype: str, weights: Any) 
     return Cost(flops=flops, weight_bytes=nbytes, n_weights=n_weights)
 
 
-def _embed(config: ModelConfig, rows: int, dtype: str) -> Cost:
+def _embed(config: ModelConfig, rows: int, dtype: str, weights: Any) -> Cost:
     """Rows that are looked up: the rest of the table stays where it is."""
-    n_tables = 2 if config.learned_positions else 1
-    return Cost(weight_bytes=n_tables * rows * config.d_model * formats.dtype_nbytes(dtype))
+    tables = [w for w in weights_of(config) if w.kind == "embedding"]
+    tied = config.tied_embeddings
+    return Cost(weight_bytes=sum(rows * formats.row_nbytes(w, dtype=dtype, weights=weights, tied=tied) for w in tables))
 
 
 def _head(config: ModelConfig, rows: int, dtype: str, weights: Any) -> Cost:
     """A tied head streams the whole embedding table."""
-    name = "embedding.weight" if config.tied_embeddings else "head."
-    mine = [w for w in weights_of(config) if w.name.startswith(name)]
+    tied = config.tied_embeddings
+    mine = [w for w in weights_of(config) if w.name.startswith("embedding.weight" if tied else "head.")]
     n_weights = config.vocab_size * config.d_model
-    return Cost(flops=2.0 * rows * n_weights, weight_bytes=_nbytes(mine, dtype, weights), n_weights=n_weights)
+    streamed = sum(formats.weight_nbytes(w, dtype=dtype, weights=weights, tied=tied) for w in mine)
+    return Cost(flops=2.0 * rows * n_weights, weight_bytes=streamed, n_weights=n_weights)
 
 
 def _nbytes(found: list[Weight], dtype: str, weights: Any) -> int:

@@ -12,11 +12,35 @@ from labkit.kvcache import KVCache
 from labkit.model.attention import entries_of
 from labkit.model.config import ModelConfig, as_dtype
 from labkit.perf.weights import Weight
+from labkit.quant import Int4, Int8, size
+from labkit.quant.rtn import KEPT
 
 
-def weight_nbytes(weight: Weight, *, dtype: str, weights: Any = None) -> int:
-    """Bytes of one tensor when the model is loaded with ``dtype`` and ``weights`` (None: as ``dtype``)."""
-    return weight.n_values * as_dtype(dtype).itemsize
+def weight_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool = False) -> int:
+    """Bytes of one tensor when the model is loaded with ``dtype`` and ``weights`` (None: as ``dtype``).
+
+    A packed format holds the layers' linears and the head (with a tied embedding); routers, stacked experts, norms,
+    biases and an untied embedding stay in ``dtype``. Raises ValueError for an unknown format.
+    """
+    plain = weight.n_values * as_dtype(dtype).itemsize
+    if weights is None:
+        return plain
+    _, config = registry.find("weights", weights)
+    is_head = weight.kind == "head" or (tied and weight.name == "embedding.weight")
+    is_packed = weight.kind == "linear" and not any(kept in weight.name for kept in KEPT)
+    if not (is_head or is_packed):
+        return plain
+    n_out, n_in = weight.shape
+    if isinstance(config, Int4) and not (is_head and config.head == "int8"):
+        return size.int4_nbytes(n_out, n_in, config)
+    if isinstance(config, Int4 | Int8):
+        return size.int8_nbytes(n_out, n_in)
+    raise ValueError(f"no size is known for weights={weights!r}.")
+
+
+def row_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool = False) -> float:
+    """Bytes of one row of a table: what looking a token up reads."""
+    return weight_nbytes(weight, dtype=dtype, weights=weights, tied=tied) / weight.shape[0]
 
 
 def cache_class(kv_cache: Any) -> tuple[type[KVCache], Any]:

@@ -264,6 +264,11 @@ def _caches(device: str) -> dict[str, int]:
     return found
 
 
+def cache_bytes(device: str) -> int:
+    """The largest cache of the device, 32 MiB where the system does not tell."""
+    return max(_caches(device).values(), default=32 * 2**20)
+
+
 def _cache_path(device: str) -> Path:
     """One file for each processor, thread count and torch version: what moves a ceiling."""
     key = f"{device_name(device)}|{os.cpu_count()}|{torch.get_num_threads()}|{torch.__version__}"

@@ -1,0 +1,227 @@
+"""How fast each part of a step runs on this machine, measured on small stand-in models of standard widths.
+
+A ceiling is what the hardware could do; an engine reaches some share of it, which depends on the backend, the
+format of the weights, the dtype and how many tokens go through together. That share is measured here, once for
+each such combination, on models that are *not* the one to be forecast:
+
+    shell     the model's own layers shrunk to a width of 64: next to no bytes and no FLOPs, so its time is overhead
+    narrow    a Llama-like model 512 wide, two layers
+    wide      one 1,024 wide (4,096 on a GPU)
+
+Each runs real steps through the real backend, cache and timer; the processor's caches are swept before each step,
+and between the shell's layers as much memory is read as a real layer streams, because that is what makes a real
+step's small operations slower than the same ones in a loop.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from typing import Any
+
+import torch
+
+import labkit.kernels.backends
+import labkit.quant  # noqa: F401 - both register what an engine may name
+from labkit import registry
+from labkit.model.config import DenseFFN, GroupedAttention, Layer, ModelConfig, MoEFFN, Rope, as_dtype, uniform
+from labkit.model.transformer import Transformer
+from labkit.perf.cost import step_cost
+from labkit.perf.hardware import cache_bytes
+from labkit.perf.timer import CudaTimer, Timer
+
+N_REPEATS = 5
+POINT_BUDGET_S = 1.2
+"""A point that would take longer than this is left out; its rate is taken from the next smaller one."""
+SHELL_WIDTH = 64
+N_SHELL_LAYERS = 16
+"""Enough that the first layer's cold start does not count for all of them."""
+VOCABULARY = 8192
+FAR_TOKENS = 4096
+"""Context at which the cost of a cached byte is read."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What computes a step: names as ``load`` and ``Pipeline`` take them."""
+
+    backend: Any = "reference"
+    weights: Any = None
+    dtype: str = "fp32"
+    kv_cache: Any = "contiguous"
+    device: str = "cpu"
+
+    def label(self) -> str:
+        parts = (self.backend, self.weights or "dense", self.dtype, self.kv_cache, self.device)
+        return "/".join(part if isinstance(part, str) else repr(part) for part in parts)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One step to time: ``n_new`` tokens for each of ``n_sequences`` sequences of ``n_past``, on one stand-in."""
+
+    model: str
+    n_new: int
+    n_past: int = 0
+    n_sequences: int = 1
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_new * self.n_sequences
+
+
+def widths(device: str) -> dict[str, int]:
+    """The stand-ins' widths."""
+    return {"narrow": 512, "wide": 1024} if device == "cpu" else {"narrow": 1024, "wide": 4096}
+
+
+def plan(device: str) -> list[Point]:
+    """The points, cheapest first within each model."""
+    longest = 1024 if device == "cpu" else 4096
+    points = [Point("shell", 1), Point("shell", 1, 8, 2), Point("shell", 1, 8, 4), Point("narrow", 1, FAR_TOKENS)]
+    points += [Point(model, n) for model in ("narrow", "wide") for n in (1, 4, 16, 64, 256)]
+    return [*points, Point("narrow", longest), Point("narrow", 256, 768)]
+
+
+def shell_of(config: ModelConfig) -> ModelConfig:
+    """The same operations in the same order, with next to nothing in them: 16 of its layers at a width of 64."""
+    layers = []
+    for idx in range(N_SHELL_LAYERS):
+        layer = config.layers[idx % config.n_layers]
+        a, f = layer.attention, layer.ffn
+        n_kv = 1 if a.n_kv_heads < a.n_heads else 2
+        rope = None if a.rope is None else Rope(a.rope.theta, a.rope.layout)
+        small = replace(a, n_heads=2, n_kv_heads=n_kv, d_head=32, rope=rope)
+        if isinstance(f, MoEFFN):
+            ffn: Any = replace(f, d_ff=64, d_ff_shared=64 if f.d_ff_shared else 0)
+        else:
+            ffn = replace(f, d_ff=64)
+        layers.append(Layer(small, ffn, layer.norms))
+    return replace(config, vocab_size=256, d_model=SHELL_WIDTH, context_tokens=4096, layers=tuple(layers))
+
+
+def stand_in(width: int) -> ModelConfig:
+    """A Llama-like model: GQA with four query heads a key head, SwiGLU 11/4 of the width."""
+    attention = GroupedAttention(width // 64, width // 256, 64, rope=Rope())
+    return ModelConfig("llama", VOCABULARY, width, 8192, uniform(2, attention, DenseFFN(width * 11 // 4)))
+
+
+def build(config: ModelConfig, engine: Engine) -> Transformer:
+    """The config with weights that mean nothing, held as the engine holds them."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to_empty(device=engine.device)
+    generator = torch.Generator(device=engine.device).manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.uniform_(-0.05, 0.05, generator=generator)
+    model = model.to(as_dtype(engine.dtype)).eval()
+    if engine.weights is None:
+        return model
+    component, options = registry.find("weights", engine.weights)
+    return component.build(options, transformer=model)
+
+
+class Bench:
+    """One stand-in, its step function and its cache."""
+
+    def __init__(
+        self, config: ModelConfig, engine: Engine, *, transformer: Transformer | None = None, sweep_bytes: int = 0
+    ) -> None:
+        self.config, self.engine = config, engine
+        self.transformer = transformer if transformer is not None else build(config, engine)
+        self._flush = _sweeper(engine.device, max(64 * 2**20, 2 * cache_bytes(engine.device)))
+        sweep = _sweeper(engine.device, sweep_bytes) if sweep_bytes else _nothing
+        self._between_layers: Callable[[], bool] = lambda: sweep() is None
+
+    def sample(self, point: Point) -> dict[str, float]:
+        """Seconds by phase of one run of the point's step, ``"step"`` for all of it."""
+        cache = self._cache(point)
+        backend, options = registry.find("backend", self.engine.backend)
+        step = backend.build(options, transformer=self.transformer, cache=cache)
+        n_rows = point.n_rows if cache.keeps_history else point.n_rows + point.n_past
+        ids = torch.arange(n_rows, device=self.engine.device) % 250
+        self._flush()
+        timer: Any = CudaTimer(detail_every=0) if self.engine.device == "cuda" else Timer(detail_every=0)
+        timer.begin()
+        timer.begin_step("prefill" if point.n_new > 1 else "decode")
+        if point.n_sequences == 1:
+            step(ids, timer=timer, should_stop=self._between_layers)
+        else:
+            counts = dict.fromkeys(range(point.n_sequences), point.n_new)
+            self.transformer(ids, cache, counts=counts, last_only=True, timer=timer, should_stop=self._between_layers)
+        timer.end_step()
+        if isinstance(timer, CudaTimer):
+            timer.finish()
+        record = timer.records()[0]
+        took = sum(record.phases.values()) if self.engine.device == "cuda" else record.end_s - record.start_s
+        return {**record.phases, "step": took}
+
+    def _cache(self, point: Point) -> Any:
+        """A fresh cache that holds ``n_past`` tokens of each sequence: memory is touched for the first time, as in
+        a real run."""
+        component, options = registry.find("kv_cache", self.engine.kv_cache)
+        cache = component.build(
+            options,
+            layers=self.transformer.cache_entries,
+            capacity_tokens=point.n_past + point.n_new + 1,
+            n_sequences=point.n_sequences,
+            device=torch.device(self.engine.device),
+            dtype=as_dtype(self.engine.dtype),
+        )
+        if point.n_past and cache.keeps_history:
+            cache.begin(dict.fromkeys(range(point.n_sequences), point.n_past))
+            n = point.n_past * point.n_sequences
+            for idx, layer in enumerate(self.transformer.cache_entries):
+                made = {e.name: torch.rand((n, *e.shape), device=self.engine.device) for e in layer.entries}
+                cache.append(idx, **{name: t.to(as_dtype(self.engine.dtype)) for name, t in made.items()})
+            cache.commit()
+        return cache
+
+
+def run_plan(
+    benches: dict[str, Callable[[], Bench]], points: Sequence[Point], *, progress: Callable[[float, str], None]
+) -> Iterator[tuple[Point, list[dict[str, float]]]]:
+    """Each point's samples; one stand-in in memory at a time, its points taking turns."""
+    with torch.inference_mode():
+        for at, (name, make) in enumerate(benches.items()):
+            progress(at / len(benches), f"measuring the {name} stand-in")
+            bench = make()
+            mine = [point for point in points if point.model == name]
+            affordable, slowest = [], 0.0
+            for point in sorted(mine, key=lambda p: p.n_rows):  # also the warm-up
+                if slowest > POINT_BUDGET_S / 4 and point.n_rows > 4:
+                    break
+                slowest = bench.sample(point)["step"]
+                affordable.append(point)
+            samples: dict[Point, list[dict[str, float]]] = {point: [] for point in affordable}
+            for _ in range(N_REPEATS):
+                for point in affordable:
+                    samples[point].append(bench.sample(point))
+            yield from samples.items()
+            del bench
+            gc.collect()
+
+
+def sweep_bytes(config: ModelConfig, engine: Engine) -> int:
+    """What the shell reads between its layers: as much as one of the model's own streams, to a power of two."""
+    if engine.device != "cpu":
+        return 0
+    setting: dict[str, Any] = {"dtype": engine.dtype, "weights": engine.weights, "kv_cache": engine.kv_cache}
+    streamed = step_cost(config, **setting).layers[0].bytes
+    return 2 ** round(log2(min(max(streamed, 2**20), 2**25)))
+
+
+def _sweeper(device: str, n_bytes: int) -> Callable[[], Any]:
+    """Reads that many bytes, which pushes as much out of the caches."""
+    buffer = torch.ones(n_bytes // 4, device=device)
+    return buffer.sum
+
+
+def _nothing() -> bool:
+    """Something that is not None, as a sweep's result is."""
+    return True
