@@ -249,7 +249,7 @@ def _said(settings: Settings | None, n_characters: int = 240) -> str:
 def _ending(completion: Completion) -> tuple[str, str]:
     n = completion.trace.n_tokens
     took = f"{n} token{'s' if n != 1 else ''} in {duration(completion.trace.wall_s)}"
-    covered = f"{completion.trace.coverage:.1%} of the time is in a named phase"
+    covered = f"{100 * completion.trace.coverage:.1f} % of the time is in a named phase"
     if completion.finish_reason == "cancelled":
         return "stopped", f"Stopped after {took}."
     why = "the model ended its answer" if completion.finish_reason == "stop" else "the length you allowed is reached"

@@ -1,0 +1,312 @@
+"""Lesson 03, attention and FFN: whose cost grows how, counted and measured; and who looks at whom."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from labkit.kernels import ops
+from labkit.kvcache.contiguous import ContiguousCache
+from labkit.model.attention import kinds
+from labkit.model.config import ModelConfig, dtype_name
+from labkit.model.step import Cancelled
+from labkit.model.watch import Inside, look_inside
+from labkit.perf.cost import decode_cost, prefill_cost
+from labkit.perf.timer import Timer
+from labkit.ui import theme
+from labkit.ui.controls import choice, slider, text
+from labkit.ui.exercise import Exercise
+from labkit.ui.experiment import Experiment, Result
+
+MAX_SHOWN_TOKENS = 48
+
+
+# --- the crossing
+
+
+def counted_share(config: ModelConfig, n_tokens: int, *, stage: str = "prefill", what: str = "flops") -> float:
+    """Attention's part of attention + FFN, 0 to 1: of the FLOPs or of the bytes, in a prefill of ``n_tokens``, or in
+    a decode step after as many."""
+    step = (prefill_cost if stage == "prefill" else decode_cost)(config, n_tokens, dtype="bf16")
+    attention, ffn = (getattr(step.phases[name], what) for name in ("attention", "ffn"))
+    return attention / (attention + ffn)
+
+
+def crossing(lengths: list[float], shares: list[float], level: float = 0.5) -> float | None:
+    """The length at which the share first reaches ``level``, on a straight line between two measured ones.
+
+    >>> crossing([100.0, 200.0], [0.4, 0.6])
+    150.0
+    """
+    for (n0, s0), (n1, s1) in pairwise(zip(lengths, shares, strict=True)):
+        if s0 < level <= s1:
+            return n0 + (n1 - n0) * (level - s0) / (s1 - s0)
+    return None
+
+
+def counted_crossing(config: ModelConfig, **counting: Any) -> int | None:
+    """The shortest length at which attention's counted share reaches one half; None when it never does."""
+    low, high = 1, 2**24
+    if counted_share(config, high, **counting) < 0.5:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if counted_share(config, middle, **counting) >= 0.5 else (middle + 1, high)
+    return low
+
+
+@torch.inference_mode()
+def prefill_phases(model: Any, n_tokens: int, *, should_stop: Any) -> dict[str, float]:
+    """Exclusive seconds by phase of one prefill of ``n_tokens`` in the reference backend."""
+    transformer = model.transformer
+    cache = ContiguousCache(transformer.cache_entries, capacity_tokens=n_tokens, device=model.device, dtype=model.dtype)
+    ids = torch.arange(n_tokens, device=model.device) % 1000 + 100
+    timer: Any = Timer()
+    if model.device.type == "cuda":
+        from labkit.perf.timer import CudaTimer
+
+        timer = CudaTimer(device=model.device)
+    timer.begin_step("prefill")
+    transformer(ids, cache, last_only=True, timer=timer, should_stop=should_stop)
+    timer.end_step()
+    if model.device.type == "cuda":
+        timer.finish()
+    return timer.steps[0].phases
+
+
+def measure_crossing(lab: Any, job: Any, *, longest: int, n_repeats: int) -> Result:
+    """Prefills of doubling length; attention's share of the time beside its share of the FLOPs."""
+    model = lab.model
+    config = model.config
+    lengths = [n for n in (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192) if n <= longest]
+    times: dict[int, list[dict[str, float]]] = {n: [] for n in lengths}
+    total, done = sum(lengths) * n_repeats, 0
+    try:
+        prefill_phases(model, 64, should_stop=lambda: job.stopped)  # wakes the threads
+        for _ in range(n_repeats):
+            for n in lengths:
+                job.progress(done / total, f"a prompt of {n} tokens")
+                times[n].append(prefill_phases(model, n, should_stop=lambda: job.stopped))
+                done += n
+                if any(times[n] for n in lengths[1:]):
+                    job.show(_crossing_result(config, times, job.guess))
+    except Cancelled:
+        job.check()
+        raise
+    return _crossing_result(config, times, job.guess)
+
+
+def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]]], guess: Any) -> Result:
+    seen = {n: _median_phases(runs) for n, runs in times.items() if runs}
+    lengths = list(seen)
+    share = [100 * s["attention"] / (s["attention"] + s["ffn"]) for s in seen.values()]
+    spread = [100 * (max(x) - min(x)) / 2 for x in (_shares(times[n]) for n in lengths)]
+    counted = [100 * counted_share(config, n) for n in lengths]
+    figure = go.Figure(
+        [
+            go.Scatter(x=lengths, y=share, name="measured: of the time", error_y={"array": spread}, **theme.series(0)),
+            go.Scatter(x=lengths, y=counted, name="counted: of the FLOPs", **theme.series(1)),
+        ]
+    )
+    theme.figure_layout(figure, x="prompt tokens", y="attention's part of attention + FFN (%)")
+    figure.update_xaxes(type="log", tickvals=lengths, ticktext=[f"{n:,}" for n in lengths])
+    figure.add_hline(y=50, line={"color": theme.NEUTRAL, "dash": "dot"}, annotation_text="half")
+    if isinstance(guess, float) and guess >= 1:
+        figure.add_vline(x=guess, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
+    found, by_count = crossing([float(n) for n in lengths], share, 50.0), counted_crossing(config)
+    rows = [
+        {
+            "tokens": n,
+            "attention ms": seen[n]["attention"] * 1e3,
+            "ffn ms": seen[n]["ffn"] * 1e3,
+            "share of time %": round(s, 1),
+            "share of FLOPs %": round(c, 1),
+        }
+        for n, s, c in zip(lengths, share, counted, strict=True)
+    ]
+    where = f"at about **{found:,.0f} tokens**" if found else f"nowhere up to {lengths[-1]:,} tokens"
+    summary = f"By the clock, attention overtakes the FFN {where}; by counted FLOPs at {by_count:,} tokens."
+    data = {"lengths": lengths, "share": share, "counted": counted, "crossing": found, "counted_crossing": by_count}
+    return Result(figure, rows, summary, "Medians of the runs; shares are of attention + FFN", data=data)
+
+
+def _shares(runs: list[dict[str, float]]) -> list[float]:
+    return [r["attention"] / (r["attention"] + r["ffn"]) for r in runs]
+
+
+def _median_phases(runs: list[dict[str, float]]) -> dict[str, float]:
+    middle = sorted(runs, key=lambda r: r["attention"] / r["ffn"])
+    return middle[len(middle) // 2]
+
+
+def panel(lab: Any, guess: Any = None) -> Experiment:
+    """At what length attention overtakes the FFN."""
+
+    def run(job: Any, **values: Any) -> Result:
+        return measure_crossing(lab, job, **values)
+
+    fields = {
+        "longest": choice("Longest prompt", [(f"{n:,} tokens", n) for n in (1024, 2048, 4096, 8192)], 4096),
+        "n_repeats": slider("Repeats", 1, 5, 1, width="180px"),
+    }
+    return Experiment("At what prompt length does attention overtake the FFN?", run, fields, guess=guess)
+
+
+def three_crossings(config: ModelConfig) -> list[dict[str, Any]]:
+    """One question, three answers: by the work of a prefill, by the work of a decode step, by its bytes."""
+    return [
+        {"what is counted": label, "crossing (tokens)": counted_crossing(config, stage=stage, what=what)}
+        for label, stage, what in (
+            ("FLOPs of a prefill", "prefill", "flops"),
+            ("FLOPs of one decode step", "decode", "flops"),
+            ("bytes of one decode step", "decode", "bytes"),
+        )
+    ]
+
+
+def by_kind(config: ModelConfig) -> list[dict[str, Any]]:
+    """The same model with other attention: where the crossings would lie, and what a token leaves in the cache."""
+    choices = {"as it is": None, "mha": "mha", "mqa": "mqa", "window of 512": kinds.Sliding(512)}
+    rows = []
+    for name, kind in choices.items():
+        other = config if kind is None else kinds.with_attention(config, kind)
+        attention = other.layers[0].attention
+        row: dict[str, Any] = {"attention": name, "cache bytes a token": 4 * other.n_layers * _kv_width(attention)}
+        for crossing_row in three_crossings(other):
+            at = crossing_row["crossing (tokens)"]
+            row[crossing_row["what is counted"]] = "never" if at is None else f"{at:,}"
+        rows.append(row)
+    return rows
+
+
+def _kv_width(attention: Any) -> int:
+    return attention.n_kv_heads * attention.d_head
+
+
+# --- who looks at whom
+
+
+def measure_inside(lab: Any, job: Any, *, prompt: str, layer: int, head: int, show: str) -> Result:
+    """One attention map, the logit lens, or the norms of the hidden states, of the reader's own prompt."""
+    job.progress(-1, "reading the prompt")
+    ids = lab.tokenizer.encode(prompt)[:MAX_SHOWN_TOKENS]
+    inside = look_inside(lab.model, ids, layers=[layer])
+    return VIEWS[show](inside, layer, head)
+
+
+def _labels(inside: Inside) -> list[str]:
+    """Axis labels: the token's text, its spaces visible, its position in front to tell equal ones apart."""
+    return [f"{i} {token.replace(' ', '·')!r}"[:18] for i, token in enumerate(inside.tokens)]
+
+
+def _map(inside: Inside, layer: int, head: int) -> Result:
+    weights, labels = inside.attention[layer][head], _labels(inside)
+    past = torch.ones_like(weights, dtype=torch.bool).tril()
+    shown = torch.where(past, weights, torch.nan).cpu()
+    heat = go.Heatmap(
+        z=shown, x=labels, y=labels, colorscale="Viridis", zmin=0, zmax=1, colorbar={"title": "weight"}, xgap=1, ygap=1
+    )
+    figure = theme.figure_layout(go.Figure([heat]), x="looked at (key)", y="looking (query)", height=520)
+    figure.update_yaxes(autorange="reversed")
+    last = weights[-1]
+    top = last.topk(min(5, len(last)))
+    rows = [
+        {"token": repr(inside.tokens[i]), "position": i, "weight": round(w, 3)}
+        for i, w in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+    first = float(weights[:, 0].mean())
+    summary = (
+        f"Layer {layer}, head {head}: the last token looks most at {rows[0]['token']}; on average a token gives "
+        f"**{first:.0%}** of its attention to the very first token."
+    )
+    return Result(
+        figure, rows, summary, "Where the last token looks", data={"weights": weights, "tokens": inside.tokens}
+    )
+
+
+def _lens(inside: Inside, layer: int, head: int) -> Result:
+    lens = inside.logit_lens(top=3)
+    names = ["embedding", *(f"layer {i}" for i in range(len(lens) - 1))]
+    final = lens[-1][0]
+    chance = [next((g.probability for g in row if g.token_id == final.token_id), 0.0) for row in lens]
+    line = go.Scatter(x=list(range(len(lens))), y=chance, name=f"{final.text!r}", **theme.series(0))
+    figure = theme.figure_layout(go.Figure([line]), x="after layer", y="probability of the final answer")
+    rows = [
+        {"after": name, "best guess": repr(row[0].text), "probability": round(row[0].probability, 3)}
+        for name, row in zip(names, lens, strict=True)
+    ]
+    decided = next(i for i in range(len(lens)) if all(row[0].token_id == final.token_id for row in lens[i:]))
+    summary = f"The model settles on **{final.text!r}** after {names[decided]} and keeps it to the end."
+    return Result(figure, rows, summary, "What each layer would say if it were the last", data={"lens": lens})
+
+
+def _norms(inside: Inside, layer: int, head: int) -> Result:
+    norms = inside.norms.cpu()
+    figure = go.Figure(
+        [
+            go.Scatter(y=norms[:, 0], name="first token", **theme.series(1)),
+            go.Scatter(y=norms[:, 1:].median(1).values, name="median of the others", **theme.series(0)),
+        ]
+    )
+    theme.figure_layout(figure, x="after layer", y="root mean square of the hidden state")
+    figure.update_yaxes(type="log")
+    rows = [
+        {
+            "after": "embedding" if i == 0 else f"layer {i - 1}",
+            "first token": float(n[0]),
+            "others": float(n[1:].median()),
+        }
+        for i, n in enumerate(norms)
+    ]
+    summary = "The hidden states swell from layer to layer, and the first token's far more: it is where heads rest."
+    return Result(figure, rows, summary, "Size of the hidden states", data={"norms": norms})
+
+
+VIEWS = {"attention map": _map, "logit lens": _lens, "sizes of the hidden states": _norms}
+
+
+def inside_panel(lab: Any) -> Experiment:
+    """Who looks at whom, on the reader's own words."""
+
+    def run(job: Any, **values: Any) -> Result:
+        return measure_inside(lab, job, **values)
+
+    config = lab.model.config
+    fields = {
+        "prompt": text("Your prompt", "The keys to the old wooden cabinet are on the", rows=2),
+        "layer": slider("Layer", 0, config.n_layers - 1, 14, width="190px"),
+        "head": slider("Head", 0, config.n_heads - 1, 0, width="190px"),
+        "show": choice("Show", list(VIEWS)),
+    }
+    note = f"Up to {MAX_SHOWN_TOKENS} tokens, in {dtype_name(lab.model.dtype)}: the same forward pass that generates."
+    return Experiment("Who looks at whom?", run, fields, note=note)
+
+
+# --- the exercise
+
+
+def _one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """labkit's own attention of one head over a whole prompt."""
+    scale = q.shape[-1] ** -0.5
+    return ops.attend(q[:, None], k[None], v[None], n_past=0, scale=scale)[:, 0]
+
+
+def _case(n: int, d: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = torch.randn(3, n, d, generator=torch.Generator().manual_seed(seed))
+    return q, k, v
+
+
+ONE_HEAD = Exercise(
+    "attention of one head",
+    cases=[_case(1, 4, 0), _case(5, 8, 1), _case(12, 64, 2)],
+    oracle=_one_head,
+    hints=(
+        "Three steps: scores `q @ k.T` divided by the square root of D; hide the future; softmax and `@ v`.",
+        "Hide the future with `scores.masked_fill(~torch.ones_like(scores, dtype=bool).tril(), -math.inf)`.",
+        "`return scores.masked_fill(...).softmax(-1) @ v`, where scores is `q @ k.T / math.sqrt(q.shape[-1])`.",
+    ),
+)

@@ -1,0 +1,99 @@
+"""A switchboard as its reader sees it: found by role and words, read from the page."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+RUN_S = 180
+SCREENSHOTS = Path(__file__).resolve().parent / "screenshots"
+WIDE, NARROW = {"width": 1400, "height": 1200}, {"width": 480, "height": 1000}
+
+LOOK = """panel => ({
+  state: panel.querySelector('.labkit-status').dataset.state,
+  status: panel.querySelector('.lk-status-text').textContent,
+  text: panel.querySelector('.lk-answer').textContent,
+  tiles: [...panel.querySelectorAll('.lk-value')].map(node => node.textContent),
+  bars: [...panel.querySelectorAll('.lk-bar')].map(
+    bar => [...bar.children].map(piece => [piece.dataset.key, Math.round(piece.getBoundingClientRect().width)])),
+  labels: [...panel.querySelectorAll('.lk-bar')].map(bar => bar.getAttribute('aria-label')),
+})"""
+
+STOP = """panel => new Promise((resolve, reject) => {
+  const status = panel.querySelector('.labkit-status');
+  const stop = [...panel.querySelectorAll('button')].find(button => button.textContent.trim() === 'Stop');
+  const start = performance.now();
+  const look = () => {
+    if (status.dataset.state === 'stopped') resolve(performance.now() - start);
+    else if (performance.now() - start > 20000) reject(new Error('still ' + status.dataset.state));
+    else requestAnimationFrame(look);
+  };
+  stop.click();
+  look();
+})"""
+
+
+class Board:
+    def __init__(self, page: Any, idx: int) -> None:
+        self.page = page
+        self.panel = page.locator(".lk-panel").nth(idx)
+
+    def button(self, words: str) -> Any:
+        return self.panel.get_by_role("button", name=words, exact=True)
+
+    def look(self) -> dict[str, Any]:
+        """What the panel shows at this moment, read in one go."""
+        return self.panel.evaluate(LOOK)
+
+    def run(self) -> None:
+        self.button("Run").click()
+
+    def stop_ms(self) -> float:
+        """Press Stop; milliseconds in the page from the click to the word 'stopped'."""
+        return self.panel.evaluate(STOP)
+
+    def wait(self, *states: str, timeout_s: float = RUN_S) -> dict[str, Any]:
+        """Until the status is one of ``states``."""
+        deadline = time.monotonic() + timeout_s
+        while (seen := self.look())["state"] not in states:
+            assert time.monotonic() < deadline, f"still {seen['state']!r} ({seen['status']}) after {timeout_s} s"
+            self.page.wait_for_timeout(50)
+        return seen
+
+    def wait_for_tokens(self) -> dict[str, Any]:
+        """Until the run is decoding and has written something."""
+        deadline = time.monotonic() + RUN_S
+        while not (seen := self.look())["status"].startswith("Decoding") or not seen["text"]:
+            assert seen["state"] in ("idle", "loading", "running"), seen
+            assert time.monotonic() < deadline, f"no token after {RUN_S} s: {seen}"
+            self.page.wait_for_timeout(50)
+        return seen
+
+    def rest(self) -> None:
+        """Stop what runs and wait until nothing moves."""
+        if self.look()["state"] == "running":
+            self.button("Stop").click()
+        self.wait("idle", "done", "stopped", "error")
+
+    def watch(self) -> list[dict[str, Any]]:
+        """Poll until the run ends; the distinct pictures seen while it ran."""
+        seen: dict[str, dict[str, Any]] = {}
+        deadline = time.monotonic() + RUN_S
+        while True:
+            now = self.look()
+            if now["state"] in ("done", "stopped", "error"):
+                return list(seen.values())
+            assert time.monotonic() < deadline, f"still {now['state']!r}: {now['status']}"
+            if now["state"] == "running" and now["bars"][1]:
+                seen.setdefault(json.dumps([now["bars"], now["tiles"], now["text"]]), now)
+            self.page.wait_for_timeout(40)
+
+
+def run_all(page: Any) -> None:
+    """JupyterLab: wait for the notebook and run all its cells."""
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+    page.wait_for_function("() => window.jupyterapp && window.jupyterapp.shell.currentWidget")
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel != null")
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")

@@ -1,0 +1,112 @@
+"""JupyterLab and Voila for the tests: the very command lines that labkit uses, on a free loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+TOKEN = "labkit-browser-test"
+START_S = 120
+BOARDS = """
+from labkit.ui.panels.switchboard import Switchboard
+
+first = Switchboard(prompt="first", max_new_tokens=40)
+second = Switchboard(prompt="story", max_new_tokens=400)
+"""
+
+
+@dataclass
+class Server:
+    kind: str
+    port: int
+    log: Path
+
+    def url(self, notebook: str, **query: str) -> str:
+        page = f"lab/tree/notebooks/{notebook}" if self.kind == "lab" else f"voila/render/{notebook}"
+        more = "".join(f"&{key.replace('_', '-')}={value}" for key, value in query.items())
+        return f"http://127.0.0.1:{self.port}/{page}?token={TOKEN}{more}"
+
+
+def write_notebooks(folder: Path, demo: Path) -> None:
+    """Two panels on one page, and a copy of the demo: the browser may save what it likes here."""
+    folder.mkdir(parents=True)
+    book = nbformat.v4.new_notebook()
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    sources = (BOARDS, "first", "second", "second.run_button.click()\nsecond.wait()")
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in sources]
+    book.cells = cells
+    nbformat.write(book, folder / "with_wait.ipynb")
+    book.cells = cells[:3]
+    nbformat.write(book, folder / "two_panels.ipynb")
+    (folder / demo.name).write_text(demo.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def serve(kind: str, command: list[str], folder: Path) -> Iterator[Server]:
+    """Start ``command``, wait until it answers, and end exactly this process."""
+    port = free_port()
+    log = folder / f"{kind}.log"
+    environment = os.environ | {
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "LABKIT_TEST": "0",
+    }
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            [*command, f"--port={port}", "--ServerApp.port_retries=0"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+        )
+        try:
+            wait_until_it_answers(process, port, kind, log)
+            yield Server(kind, port, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, kind: str, log: Path) -> None:
+    path = f"api/status?token={TOKEN}" if kind == "lab" else f"?token={TOKEN}"
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"{kind} ended at once:\n{log.read_text()[-3000:]}"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5):
+                return
+        except urllib.error.HTTPError as error:
+            if error.code < 500:
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"{kind} does not answer after {START_S} s:\n{log.read_text()[-3000:]}")
+
+
+def n_kernels(server: Server) -> int:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/api/kernels?token={TOKEN}", timeout=10) as answer:
+        return len(json.load(answer))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
