@@ -52,7 +52,8 @@ def pins(python: str) -> dict[str, str]:
 def test_every_direct_dependency_is_pinned_within_its_floor(python):
     pinned = pins(python)
     for req in requirements(*EXTRAS):
-        if req.marker and not req.marker.evaluate({"python_version": python}):
+        is_for_another_python = req.marker and not req.marker.evaluate({"python_version": python})
+        if is_for_another_python or req.name == "triton":  # torch's CUDA builds each name the one Triton they go with
             continue
         version = pinned.get(canonicalize_name(req.name))
         assert version, f"{req.name} has no pin: renew constraints.txt"
