@@ -5,17 +5,17 @@ A row is cut into blocks of 32 values, each with its own scale (and minimum), st
     Q4_0, Q5_0, Q8_0    w = d q             (q signed)
     Q4_1, Q5_1          w = d q + m         (q unsigned)
 
-Low nibbles are the first half of a block, high nibbles the second. K-quants (blocks of 256 with scales of
-scales) are left to the ``gguf`` package.
+Low nibbles are the first half of a block, high nibbles the second. K-quants stand in ``k_quants``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor
+
+from labkit.checkpoint.k_quants import K_QUANTS, half
 
 CHUNK_VALUES = 31 * 1024
 """Values dequantised at once: the working set stays in the processor's cache, and just under torch's grain of
@@ -25,18 +25,27 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCK = 32
 
 
-@cache
-def _layouts() -> dict[int, tuple[str, int, int]]:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    known = {*_FLOATS, "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
-    kinds = (kind for kind in GGMLQuantizationType if kind.name in known)
-    return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in kinds}
+_LAYOUTS = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+"""ggml's number for each format: name, values a block, bytes a block."""
 
 
 def block_layout(code: int) -> tuple[str, int, int]:
     """Name, values a block and bytes a block of ggml's format number ``code``; ("", 1, 1) when unknown."""
-    return _layouts().get(code, ("", 1, 1))
+    return _LAYOUTS.get(code, ("", 1, 1))
 
 
 def dequantize(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -47,23 +56,17 @@ def dequantize(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtyp
     if kind in _FLOATS:
         return raw.view(_FLOATS[kind]).reshape(shape).to(dtype, copy=True)
     out = torch.empty(shape, dtype=dtype)
-    if kind not in _SIMPLE:
-        _dequantize_k(raw, kind, out)
-        return out
-    blocks, flat = raw.view(-1, _SIMPLE_NBYTES[kind]), out.view(-1, BLOCK)
-    step = CHUNK_VALUES // BLOCK
+    values_a_block, bytes_a_block = next(sizes for name, *sizes in _LAYOUTS.values() if name == kind)
+    blocks, flat = raw.view(-1, bytes_a_block), out.view(-1, values_a_block)
+    step = CHUNK_VALUES // values_a_block
     for start in range(0, len(blocks), step):
-        _SIMPLE[kind](blocks[start : start + step], flat[start : start + step])
+        _FORMULAS[kind](blocks[start : start + step], flat[start : start + step])
     return out
-
-
-def _half(blocks: Tensor, column: int) -> Tensor:
-    """The float16 at byte ``column`` of each block, as float32 (n, 1)."""
-    return blocks[:, column : column + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: Tensor, out: Tensor) -> None:
     """16 bytes a block to 32 float32 values in 0..15."""
+    packed = packed.contiguous()  # three times faster than masking 16 bytes here and 16 there
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4
 
@@ -78,48 +81,36 @@ def _fifth_bits(blocks: Tensor, column: int) -> Tensor:
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
     q = torch.empty(out.shape)
     _nibbles(blocks[:, 2:18], q)
-    out.copy_(q.sub_(8).mul_(_half(blocks, 0)))
+    out.copy_(q.sub_(8).mul_(half(blocks, 0)))
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
     q = torch.empty(out.shape)
     _nibbles(blocks[:, 4:20], q)
-    out.copy_(q.mul_(_half(blocks, 0)).add_(_half(blocks, 2)))
+    out.copy_(q.mul_(half(blocks, 0)).add_(half(blocks, 2)))
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
     q = torch.empty(out.shape)
     _nibbles(blocks[:, 6:22], q)
-    out.copy_(q.add_(_fifth_bits(blocks, 2)).sub_(16).mul_(_half(blocks, 0)))
+    out.copy_(q.add_(_fifth_bits(blocks, 2)).sub_(16).mul_(half(blocks, 0)))
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
     q = torch.empty(out.shape)
     _nibbles(blocks[:, 8:24], q)
-    out.copy_(q.add_(_fifth_bits(blocks, 4)).mul_(_half(blocks, 0)).add_(_half(blocks, 2)))
+    out.copy_(q.add_(_fifth_bits(blocks, 4)).mul_(half(blocks, 0)).add_(half(blocks, 2)))
 
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks[:, 2:34].view(torch.int8).float().mul_(_half(blocks, 0)))
+    out.copy_(blocks[:, 2:34].view(torch.int8).float().mul_(half(blocks, 0)))
 
 
-_SIMPLE: dict[str, Callable[[Tensor, Tensor], None]] = {
+_FORMULAS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    **K_QUANTS,
 }
-_SIMPLE_NBYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}
-
-
-def _dequantize_k(raw: Tensor, kind: str, out: Tensor) -> None:
-    import gguf
-
-    code = gguf.GGMLQuantizationType[kind]
-    block, block_nbytes = gguf.GGML_QUANT_SIZES[code]
-    blocks, flat = raw.view(-1, block_nbytes), out.view(-1, block)
-    step = CHUNK_VALUES // block
-    for start in range(0, len(blocks), step):
-        values = gguf.dequantize(blocks[start : start + step].numpy(), code)
-        flat[start : start + step] = torch.from_numpy(values)

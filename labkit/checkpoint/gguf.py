@@ -128,8 +128,8 @@ class _Header:
 
     def placed(self, entries: list[tuple[str, tuple[int, ...], int, int]], alignment: Any) -> dict[str, TensorInfo]:
         """Turn offsets into places, checked: inside the file, aligned, and no two overlapping."""
-        if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
-            raise self.error(f"states an alignment of {alignment!r}, which is not a power of two")
+        if not isinstance(alignment, int) or not 8 <= alignment <= 2**20 or alignment & (alignment - 1):
+            raise self.error(f"states an alignment of {alignment!r}, which is not a power of two from 8 on")
         start_of_data = -(-self.at // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, shape, code, offset in entries:

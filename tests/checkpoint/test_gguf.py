@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_files import D_MODEL, N_HEADS, N_KV_HEADS, VOCAB, random_blocks, write_gguf
 
-from labkit.checkpoint.dequantize import CHUNK_VALUES, dequantize
+from labkit.checkpoint.dequantize import CHUNK_VALUES, block_layout, dequantize
 from labkit.checkpoint.fetch import fetch_default
 from labkit.checkpoint.gguf import GGUFFile
 from labkit.checkpoint.gguf_names import ARCHITECTURES, halves_from_pairs
@@ -27,6 +27,12 @@ def test_dequantised_values_equal_the_gguf_package(kind, dtype):
     wanted = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind]).copy()).reshape(rows, columns)
     raw = torch.from_numpy(np.ascontiguousarray(blocks).view(np.uint8).reshape(-1).copy())
     assert torch.equal(dequantize(raw, kind, (rows, columns), dtype), wanted.to(dtype))
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_block_layouts_equal_the_gguf_package(kind):
+    code = gguf.GGMLQuantizationType[kind]
+    assert block_layout(int(code)) == (kind, *gguf.GGML_QUANT_SIZES[code])
 
 
 def test_metadata_and_tensors_equal_the_gguf_package(tmp_path):
