@@ -99,7 +99,7 @@ def randomize(model: Any, *, seed: int) -> None:
         if weight.ndim >= 2:
             weight.copy_(noise * 1.5 * weight.shape[-1] ** -0.5)
         elif "norm" in name or ".ln_" in name:
-            weight.add_(0.3 * noise)
+            weight.copy_(1.0 + 0.3 * noise)
         else:
             weight.copy_(0.3 * noise)
 

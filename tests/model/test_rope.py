@@ -43,14 +43,8 @@ def test_frequencies_and_factor_equal_transformers(name, share, length):
     for key in ("short_factor", "long_factor"):
         if key in spec:
             spec[key] = spec[key][:n_pairs]
-    config = transformers.Phi3Config(
-        hidden_size=32,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
-        original_max_position_embeddings=spec.get("original_max_position_embeddings", CONTEXT),
-        partial_rotary_factor=share,
-        rope_parameters=dict(spec),
-        pad_token_id=0,
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=CONTEXT, rope_parameters=dict(spec)
     )
     want, factor = ROPE_INIT_FUNCTIONS[spec["rope_type"]](config, torch.device("cpu"), seq_len=length)
     rope = rope_from(Settings(config.to_dict()), d_head=8)

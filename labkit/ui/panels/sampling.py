@@ -69,8 +69,8 @@ def _climb_result(model: Any, trace: Any, guess: Any) -> Result:
         for length, ms, w in list(zip(lengths, times_ms, work, strict=True))[:: max(1, len(lengths) // 10)]
     ]
     summary = (
-        f"The first tokens took {early:.0f} ms each, the last ones {late:.0f} ms: **{late / early:.1f} times** as long, "
-        f"with {work[-1] / work[0]:.1f} times the arithmetic."
+        f"The first tokens took {early:.0f} ms each, the last ones {late:.0f} ms: **{late / early:.1f} times** as "
+        f"long, with {work[-1] / work[0]:.1f} times the arithmetic."
     )
     data = {"times_ms": times_ms, "work": work, "ratio": late / early, "n_tokens": trace.n_tokens}
     return Result(figure, rows, summary, "Some of the tokens", data=data)
