@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.checkpoint import load, models
+    from labkit.checkpoint.load import load, models
     from labkit.decoding import Sampling
     from labkit.model import Model
     from labkit.perf.trace import Trace
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "labkit.checkpoint": ("load", "models"),
+    "labkit.checkpoint.load": ("load", "models"),
     "labkit.decoding": ("Sampling",),
     "labkit.model": ("Model",),
     "labkit.perf.trace": ("Trace",),

@@ -229,7 +229,9 @@ def imported_after(statement: str) -> set[str]:
 
 def test_the_face_is_lean():
     """`import labkit` reads no torch; using it reads no widgets, no plots and no oracle."""
-    assert not {"torch", "numpy", "pandas"} & imported_after("import labkit, labkit.cli, labkit.doctor, labkit.launch")
+    assert not {"torch", "numpy", "pandas"} & imported_after(
+        "import labkit, labkit.cli, labkit.doctor, labkit.launch, labkit.checkpoint.fetch"
+    )
     loaded = imported_after("import labkit; labkit.Pipeline, labkit.load, labkit.components('kv_cache')")
     assert not (UI_ONLY | TESTS_ONLY) & loaded
 

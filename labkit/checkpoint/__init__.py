@@ -1,5 +1,5 @@
-"""From a name to a model that runs: fetch, read, translate, check, build."""
+"""From a name to a model that runs: fetch, read, translate, check, build.
 
-from labkit.checkpoint.load import load, models
-
-__all__ = ["load", "models"]
+``labkit.checkpoint.load`` is the front door (``labkit.load``). Nothing is imported here, so that fetching a model
+needs no torch.
+"""
