@@ -249,3 +249,104 @@ def test_unknown_architecture_is_refused_by_name():
     with pytest.raises(ValueError, match=r"'mamba' is not supported.*llama") as error:
         config_from_gguf({"general.architecture": "mamba"}, {}, lambda _: torch.ones(1))
     assert all(name in str(error.value) for name in ARCHITECTURES)
+
+
+def test_gpt2_gguf_gives_the_tensors_that_its_safetensors_give(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from labkit.checkpoint.translate import config_from_hf, tensors_from_hf
+
+    torch.manual_seed(0)
+    hf = transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    model = transformers.GPT2LMHeadModel(hf)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt2")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(4)
+    writer.add_layer_norm_eps(1e-5)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 2)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        stem, _, suffix = name.rpartition(".")
+        if tensor.ndim == 2 and "wte" not in name and "wpe" not in name:
+            tensor = tensor.t()  # llama.cpp stores (out, in); Conv1D stores (in, out)
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = config_from_hf(hf.to_dict())
+    check_same(tmp_path / "model.gguf", config, dict(tensors_from_hf(config, model.state_dict())))
+
+
+def test_mixture_of_experts_gguf_gives_the_tensors_that_its_safetensors_give(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from labkit.checkpoint.translate import config_from_hf, tensors_from_hf
+
+    torch.manual_seed(0)
+    hf = transformers.Qwen3MoeConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        max_position_embeddings=64,
+    )
+    config = config_from_hf(hf.to_dict())
+    wanted = dict(tensors_from_hf(config, transformers.Qwen3MoeForCausalLM(hf).state_dict()))
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "qwen3moe")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(2)
+    writer.add_expert_feed_forward_length(24)
+    theirs = {
+        "attention_norm": "attn_norm",
+        "attention.q_proj": "attn_q",
+        "attention.k_proj": "attn_k",
+        "attention.v_proj": "attn_v",
+        "attention.o_proj": "attn_output",
+        "attention.q_norm": "attn_q_norm",
+        "attention.k_norm": "attn_k_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn.router": "ffn_gate_inp",
+    }
+    top = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
+    for name, tensor in wanted.items():
+        if name.removesuffix(".weight") in top:
+            stored = f"{top[name.removesuffix('.weight')]}.weight"
+        else:
+            _, layer_idx, rest = name.split(".", 2)
+            part = rest.removeprefix("ffn.experts.")
+            stem = f"ffn_{part}_exps" if part != rest else theirs[rest.removesuffix(".weight")]
+            stored = f"blk.{layer_idx}.{stem}.weight"
+        writer.add_tensor(stored, tensor.detach().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    check_same(tmp_path / "model.gguf", config, wanted)
+
+
+def check_same(path, hf_config, wanted):
+    with GGUFFile(path) as file:
+        shapes = {name: info.shape for name, info in file.tensors.items()}
+        config = config_from_gguf(file.metadata, shapes, file.tensor)
+        got = dict(tensors_from_gguf(config, file.items()))
+    assert config.layers == hf_config.layers
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
