@@ -34,6 +34,7 @@ __all__ = [
 _ROOMS = {
     "labkit.checkpoint.load": ("load", "models"),
     "labkit.decoding": ("Sampling",),
+    "labkit.quant": (),
     "labkit.model": ("Model",),
     "labkit.perf.trace": ("Trace",),
     "labkit.pipeline": ("Completion", "Pipeline", "Run"),
