@@ -1,13 +1,15 @@
 """Exact batched encoding as tensor operations, on a GPU or a CPU: split, unique words, merge rounds, scatter back.
 
-No published GPU tokenizer keeps the pre-tokenization pattern, so their ids differ from the reference; this one does and is exact:
+No published GPU tokenizer keeps the pre-tokenization pattern, so their ids differ from the reference; this one does
+and is exact:
 
 1. the UTF-8 of all texts goes to the device once; :mod:`~labkit.tokenizer.device_split` finds where words begin;
 2. :mod:`~labkit.tokenizer.device_words` keeps one of each word (natural text repeats: a megabyte has some 10,000);
 3. these are merged in rows of equal width by :mod:`~labkit.tokenizer.device_merge`, or by the Triton kernel on a GPU;
 4. each word of the text takes the ids of its kind.
 
-Words longer than 64 bytes, one in some ten thousand, are merged on the CPU, where a queue is linear in all but a logarithm.
+Words longer than 64 bytes, one in some ten thousand, are merged on the CPU, where a queue is linear in all but a
+logarithm.
 """
 
 from __future__ import annotations

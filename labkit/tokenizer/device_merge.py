@@ -1,6 +1,7 @@
 """Merging many words at once on the device: one row a word, and in each round every row makes its next merge.
 
-A round finds the lowest rank of each row (the left-most of equals), joins that pair, closes the gap and looks up the two pairs that
+A round finds the lowest rank of each row (the left-most of equals), joins that pair, closes the gap and looks up the
+two pairs that
 are new. Rows that have no pair left drop out. The result is that of the word-by-word rule, because rows never touch.
 """
 
@@ -39,7 +40,8 @@ class DeviceTable:
         return cls(keys[used], ranks[used], joined[used], tensor(table.byte_ids), keys, ranks, joined)
 
     def look_up(self, left: Tensor, right: Tensor) -> Tensor:
-        """Index of each pair among the merges, or -1; `left` and `right` are ids of one shape, negative where absent."""
+        """Index of each pair among the merges, or -1; `left` and `right` are ids of one shape, negative where
+        absent."""
         if not len(self.keys):
             return torch.full_like(left, -1, dtype=torch.int64)
         wanted = left.long() << 32 | right.long()

@@ -1,4 +1,5 @@
-"""Unique words on the device, by hash, and never trusted to the hash alone: every word is compared with the one it stands for."""
+"""Unique words on the device, by hash, and never trusted to the hash alone: every word is compared with the one it
+stands for."""
 
 from __future__ import annotations
 

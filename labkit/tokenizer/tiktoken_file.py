@@ -14,9 +14,9 @@ from pathlib import Path
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.byte_level import to_symbols
 from labkit.tokenizer.codec import ByteLevelCodec
+from labkit.tokenizer.merging import JoinedRanks
 from labkit.tokenizer.patterns import TIKTOKEN
 from labkit.tokenizer.pretokenize import PreTokenizer
-from labkit.tokenizer.merging import JoinedRanks
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import ByteWords
 

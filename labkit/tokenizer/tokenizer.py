@@ -59,6 +59,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
+        self.added_tokens = added.tokens  # every AddedToken, special or not
         self.special_tokens: dict[str, int] = {token.content: token.id for token in added.tokens if token.special}
         self.vocab_size = vocab_size if vocab_size is not None else 1 + max(words.vocab.values(), default=-1)
         self.pretokenize = pretokenize

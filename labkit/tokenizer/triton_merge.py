@@ -1,7 +1,9 @@
 """Merging many words at once in one Triton kernel: one lane a word, and the whole merge loop inside the kernel.
 
-The rounds of :mod:`labkit.tokenizer.device_merge` launch some twenty operations a round over the whole matrix; here a lane goes
-through its own word: find the lowest rank, join, close the gap, look up the two new pairs, until no pair is left. Symbols are
+The rounds of :mod:`labkit.tokenizer.device_merge` launch some twenty operations a round over the whole matrix; here a
+lane goes
+through its own word: find the lowest rank, join, close the gap, look up the two new pairs, until no pair is left.
+Symbols are
 stored column-major, so that the lanes of a program read neighbouring words. Importing this module needs Triton.
 """
 
@@ -40,11 +42,11 @@ def _merge_kernel(
     n_words, n_slots, multiplier,
     WIDTH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """symbols, slots: int32 and int64, (WIDTH, n_words) row by row; slots[i] is the merge of the pair (i, i + 1), or -1."""
-    word = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    """symbols: int32, slots: int64, both (WIDTH, n_words); slots[i] is the merge of the pair (i, i + 1), or -1."""
+    word = tl.program_id(0).to(tl.int64) * LANES + tl.arange(LANES)
     inside = word < n_words
     length = tl.load(lengths + word, mask=inside, other=0)
-    for i in range(0, WIDTH - 1):
+    for i in range(WIDTH - 1):
         pair = inside & (i + 1 < length)
         left = tl.load(symbols + i * n_words + word, mask=pair, other=-1)
         right = tl.load(symbols + (i + 1) * n_words + word, mask=pair, other=-1)
@@ -54,7 +56,7 @@ def _merge_kernel(
         lowest = tl.full(word.shape, 0x7FFFFFFF, tl.int32)
         best = tl.full(word.shape, -1, tl.int64)
         best_slot = tl.full(word.shape, 0, tl.int64)
-        for i in range(0, WIDTH - 1):
+        for i in range(WIDTH - 1):
             live = going & (i + 1 < length)
             slot = tl.load(slots + i * n_words + word, mask=live, other=-1)
             rank = tl.load(ranks + slot, mask=live & (slot >= 0), other=0x7FFFFFFF)
@@ -65,11 +67,11 @@ def _merge_kernel(
         going = going & (best >= 0)
         made = tl.load(joined + best_slot, mask=going, other=-1)
         tl.store(symbols + best * n_words + word, made, mask=going)
-        for i in range(0, WIDTH - 1):  # close the gap behind the pair
+        for i in range(WIDTH - 1):  # close the gap behind the pair
             move = going & (i > best) & (i + 1 < length)
             symbol = tl.load(symbols + (i + 1) * n_words + word, mask=move, other=-1)
             tl.store(symbols + i * n_words + word, symbol, mask=move)
-        for i in range(0, WIDTH - 2):
+        for i in range(WIDTH - 2):
             move = going & (i > best) & (i + 2 < length)
             slot = tl.load(slots + (i + 1) * n_words + word, mask=move, other=-1)
             tl.store(slots + i * n_words + word, slot, mask=move)
