@@ -56,7 +56,7 @@ def as_half(scales: Tensor) -> Tensor:
     half = scales.clamp_min(TINY).to(torch.float16)
     if not torch.isfinite(half).all():
         raise ValueError(
-            "a group's weights are too large for a float16 scale (above 65504): keep this layer unquantised, weights=None."
+            "a group's weights are too large for a float16 scale (above 65504): load with weights=None or 'int8'."
         )
     return half
 
@@ -95,9 +95,8 @@ def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor, 
     shape, scale_shape = packed_shapes(n_out, n_in, n_in // scales.shape[1])
     fill = torch.full((shape[0] * PANEL, shape[1] * BLOCK), 0, dtype=torch.uint8, device=q.device)
     fill[:n_out, :n_in] = q
-    nibbles = fill.unflatten(1, (-1, 4, 16)).to(torch.int32)  # (N, blocks, j, i)
-    words = nibbles[:, :, 0] | nibbles[:, :, 1] << 4 | nibbles[:, :, 2] << 8 | nibbles[:, :, 3] << 12
-    low, high = (words & 255).to(torch.uint8), (words >> 8).to(torch.uint8)
+    nibbles = fill.unflatten(1, (-1, 4, 16))  # (N, blocks, j, i)
+    low, high = nibbles[:, :, 0] | nibbles[:, :, 1] << 4, nibbles[:, :, 2] | nibbles[:, :, 3] << 4
     rows = torch.stack((low, high), dim=-1).flatten(-2)  # (N, blocks, 32), little-endian words
     packed = rows.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()  # (panels, blocks, PANEL, 32)
     return packed, _panels(scales, scale_shape), None if zeros is None else _panels(zeros, scale_shape)
@@ -105,10 +104,9 @@ def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor, 
 
 def unpack_int4(packed: Tensor, n_out: int, n_in: int) -> Tensor:
     """The inverse of ``pack_int4`` for the integers: uint8 (N, K)."""
-    rows = packed.transpose(1, 2).flatten(0, 1).unflatten(-1, (16, 2)).to(torch.int32)  # (N, blocks, i, 2)
-    words = rows[..., 0] | rows[..., 1] << 8
-    nibbles = torch.stack([words >> 4 * j & 15 for j in range(4)], dim=-2)  # (N, blocks, j, i)
-    return nibbles.flatten(1).to(torch.uint8)[:n_out, :n_in]
+    pairs = packed.transpose(1, 2).flatten(0, 1).unflatten(-1, (16, 2))  # (N, blocks, i, low and high byte)
+    nibbles = torch.stack((pairs[..., 0] & 15, pairs[..., 0] >> 4, pairs[..., 1] & 15, pairs[..., 1] >> 4), dim=-2)
+    return nibbles.flatten(1)[:n_out, :n_in]
 
 
 def unpack_groups(panels: Tensor, n_out: int, n_groups: int) -> Tensor:

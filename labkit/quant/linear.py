@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.kernels import packed
+from labkit.kernels.cpu import linear as compiled
 from labkit.quant import grid
 
 INT8_PAD = 32
@@ -27,6 +28,12 @@ class PackedLinear(nn.Module):
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` of W, float32 (len(ids), K): what an embedding that shares the head's weights looks up."""
         raise NotImplementedError
+
+    def table_row(self) -> list[int]:
+        """How compiled kernels see these weights: addresses and sizes (``labkit.kernels.cpu.plan``)."""
+        from labkit.kernels.cpu.plan import describe
+
+        return describe(self)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self.kind}"
@@ -51,6 +58,8 @@ class Int8Linear(PackedLinear):
         return self.weight[ids, : self.in_features].float() * self.scales[ids, None]
 
     def forward(self, x: Tensor) -> Tensor:
+        if compiled.active():
+            return compiled.multiply(self.table_row(), x, self.bias)
         return packed.linear_int8(x, self.weight, self.scales, self.bias)
 
 
@@ -83,6 +92,8 @@ class Int4Linear(PackedLinear):
         return found[inverse * grid.PANEL + ids % grid.PANEL]
 
     def forward(self, x: Tensor) -> Tensor:
+        if compiled.active():
+            return compiled.multiply(self.table_row(), x, self.bias)
         return packed.linear_int4(
             x, self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.bias
         )

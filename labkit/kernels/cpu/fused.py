@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.kernels.cpu import linear
+
 
 class Compilation:
     """The compiled functions' state: cold, compiling, ready, or failed with a reason."""
@@ -131,7 +133,7 @@ class FusedStep:
         s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
         self._job = np.zeros(12, np.int64)
         job = self._job
-        job[step.FUNCTION] = team.compile_all()
+        job[step.FUNCTION] = team.compiled("decode")
         job[step.LINEARS], job[step.LAYERS] = made.linears.ctypes.data, self._layers.ctypes.data
         job[step.FLOATS], job[step.SIZES] = made.floats.ctypes.data, s.ctypes.data
         job[step.WORK] = (self._work.data_ptr() + 63) // 64 * 64
@@ -140,7 +142,8 @@ class FusedStep:
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if len(token_ids) > 1:
-            return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
+            with linear.compiled_products(self._team.n_threads):
+                return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
         return self.decode(token_ids, timer, should_stop)
 
     def decode(self, token_ids: Tensor, timer: Any, should_stop: Callable[[], bool]) -> Tensor:

@@ -136,8 +136,13 @@ def _make(transformer: Any) -> Plan:
 
 
 def _linear(module: Any, kept: list[Tensor]) -> list[int]:
-    weight, kind = module.weight, getattr(module, "kind", None)
     bias = 0 if getattr(module, "bias", None) is None else _widened(module.bias, kept)
+    return describe(module, bias)
+
+
+def describe(module: Any, bias: int = 0) -> list[int]:
+    """A linear (plain or packed) as a row of the table of linears; ``bias`` is the address of float32 numbers."""
+    weight, kind = module.weight, getattr(module, "kind", None)
     if kind == "int8":
         n_out, n_in = module.out_features, module.in_features
         return [INT8, weight.data_ptr(), module.scales.data_ptr(), 0, bias, n_out, n_in, weight.stride(0), 0]

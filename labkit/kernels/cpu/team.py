@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numba import carray, cfunc, int64, njit
 
+from labkit.kernels.cpu.matmul import matmul
 from labkit.kernels.cpu.platform import system
 from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
@@ -72,15 +73,26 @@ def publish(team, job, n_threads):
     return asleep
 
 
-@lru_cache(maxsize=1)
-def compile_all() -> int:
-    """Compile (or load from the disk cache) everything a team runs: seconds the first time, on any thread.
+@lru_cache(maxsize=4)
+def compiled(name: str) -> int:
+    """The address of a job's function, compiled or loaded from the disk cache: seconds the first time."""
+    function = {"decode": decode, "matmul": matmul}[name]
+    made = cfunc("void(int64, int64, int64)", nopython=True, error_model="numpy", cache=True)(function)
+    _kept.append(made)
+    return made.address
 
-    Returns the address of the decode step."""
+
+_kept: list[object] = []
+"""Compiled functions stay in memory as long as their addresses may be called."""
+
+
+def compile_all() -> None:
+    """Compile everything a team runs, on any thread."""
     publish.compile((int64,) * 3)
     run.compile((int64,) * 2)
     serve.compile((int64,) * 6)
-    return cfunc("void(int64, int64, int64)", nopython=True, error_model="numpy", cache=True)(decode).address
+    compiled("decode")
+    compiled("matmul")
 
 
 class Team:

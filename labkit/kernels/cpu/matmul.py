@@ -1,0 +1,130 @@
+"""The product of packed weights with many tokens, for prefill: out (T, N) = x (T, K) W^T, on the team's threads.
+
+Each thread takes a share of the rows. Four rows are unpacked once into memory that stays in the first-level cache and
+meet a block of tokens that stays in the second; the tile keeps 12 sums in registers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from labkit.kernels.cpu import tiles
+from labkit.kernels.cpu.plan import BF16, FORMAT, FP32, GROUP, INT4, INT8, LINEAR, N_IN, N_OUT, SCALES, STRIDE, ZEROS, W
+from labkit.kernels.cpu.products import options, share
+from labkit.kernels.cpu.rowwise import array_at
+from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
+
+LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK, LIMIT = range(4, 12)
+"""Cells of a product's job; the first four are the team's. Strides in bytes; LIMIT: the largest int16 activation."""
+TOKENS = 96
+"""Tokens that meet an unpacked panel before the next is unpacked."""
+
+
+def largest_int16(n_in: int) -> int:
+    """The largest rounded activation for which a sum of n_in products with int8 stays within int32."""
+    return int(min(32767, (2**31 - 1) // (127 * n_in)))
+
+
+def work_bytes(n_tokens: int, n_in: int, n_threads: int) -> int:
+    """Memory of one product: int16 activations and their steps, and a panel for each thread."""
+    padded = (n_in + 63) // 64 * 64
+    return n_tokens * (2 * padded + 4) + 64 + n_threads * (16 * padded + 256) + 256
+
+
+def matmul(rank, team, job):
+    """One product. Every thread of the team calls it."""
+    cells = carray(array_at(job), (12,), np.int64)
+    n_threads, give_way_at = cells[N_THREADS], cells[GIVE_WAY]
+    linear = carray(array_at(cells[LINEAR_AT]), (LINEAR,), np.int64)
+    kind, n_tokens, n_in = linear[FORMAT], cells[N_TOKENS], linear[N_IN]
+    n = (n_in + 63) // 64 * 64 if kind == INT4 else n_in
+    if kind == INT8:
+        n = linear[STRIDE]
+    padded = (n_in + 63) // 64 * 64
+    x, x_stride = cells[X], cells[X_STRIDE]
+    rounded, steps = cells[WORK], cells[WORK] + n_tokens * 2 * padded
+    panel = (steps + 4 * n_tokens + 63) // 64 * 64 + rank * (16 * padded + 256)
+    if kind == INT8:
+        _round_tokens(cells, n_in, padded, rounded, steps, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        x, x_stride = rounded, 2 * padded
+    first, end = share(linear[N_OUT], 4, rank, n_threads)
+    for token in range(0, n_tokens, TOKENS):
+        stop = min(token + TOKENS, n_tokens)
+        for row in range(first, end, 4):
+            _unpack(linear, row, n, panel)
+            _panel(kind == INT8, panel, x + token * x_stride, x_stride, n, cells[OUT] + token * cells[OUT_STRIDE] + 4 * row,
+                   cells[OUT_STRIDE], stop - token)  # fmt: skip
+            if kind == INT8:
+                _rescale(linear, row, steps, token, stop, cells[OUT], cells[OUT_STRIDE])
+    barrier(team, n_threads, give_way_at)
+
+
+@njit(**options)
+def _round_tokens(cells, n_in, padded, rounded, steps, rank, n_threads):
+    """This thread's share of the tokens to int16, with one step a token."""
+    limit = np.float32(cells[LIMIT])
+    step = carray(array_at(steps), (cells[N_TOKENS],), np.float32)
+    first, end = share(cells[N_TOKENS], 1, rank, n_threads)
+    for token in range(first, end):
+        at = cells[X] + token * cells[X_STRIDE]
+        top = max(tiles.peak(at, n_in), np.float32(1e-30))
+        tiles.round_int16(at, n_in, limit / top, rounded + 2 * padded * token)
+        step[token] = top / limit
+        rest = carray(array_at(rounded + 2 * padded * token), (padded,), np.int16)
+        for i in range(n_in, padded):
+            rest[i] = 0
+
+
+@njit(**options)
+def _unpack(linear, row, n, panel):
+    """Four rows: int16 for int8 weights, float32 for all others."""
+    kind, w, stride = linear[FORMAT], linear[W], linear[STRIDE]
+    if kind == INT4:
+        n_groups = (n + linear[GROUP] - 1) // linear[GROUP]
+        cell = row * n_groups
+        zeros = linear[ZEROS] + cell if linear[ZEROS] != 0 else 0
+        tiles.unpack_int4(w + row * stride * 32, stride, linear[SCALES] + 2 * cell, zeros, linear[GROUP], panel)
+        return
+    size = 2 if kind == INT8 else 4
+    for r in range(4):
+        at = w + min(row + r, linear[N_OUT] - 1) * stride
+        if kind == INT8:
+            tiles.unpack_int8(at, n, panel + r * n * size)
+        elif kind == BF16:
+            tiles.unpack_bf16(at, n, panel + r * n * size)
+        elif kind == FP32:
+            to = carray(array_at(panel + r * n * size), (n,), np.float32)
+            to[:] = carray(array_at(at), (n,), np.float32)
+
+
+@njit(**options)
+def _panel(integer, panel, x, x_stride, n, out, out_stride, n_tokens):
+    t = 0
+    if integer:
+        while t + 2 <= n_tokens:
+            tiles.tile_int16_2(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+            t += 2
+        while t < n_tokens:
+            tiles.tile_int16_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+            t += 1
+    else:
+        while t + 3 <= n_tokens:
+            tiles.tile_fp32_3(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+            t += 3
+        while t < n_tokens:
+            tiles.tile_fp32_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+            t += 1
+
+
+@njit(**options)
+def _rescale(linear, row, steps, token, stop, out, out_stride):
+    """Integer sums to numbers: times the row's scale and the token's step."""
+    n_rows = min(4, linear[N_OUT] - row)
+    s = carray(array_at(linear[SCALES] + 4 * row), (n_rows,), np.float32)
+    step = carray(array_at(steps), (stop,), np.float32)
+    for t in range(token, stop):
+        y = carray(array_at(out + t * out_stride + 4 * row), (n_rows,), np.float32)
+        for r in range(n_rows):
+            y[r] *= s[r] * step[t]
