@@ -1,0 +1,283 @@
+"""Lesson 01, the tokenizer: the merge slider, coloured tokens, the token bill, and the exercise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from html import escape
+from typing import Any
+
+import ipywidgets as w
+from IPython.display import HTML
+
+from labkit.tokenizer import Tokenizer, bpe
+from labkit.ui import controls, html, theme
+from labkit.ui.errors import ErrorBox, guarded
+from labkit.ui.exercise import Exercise
+from labkit.ui.experiment import ExperimentJob, Result
+
+# The first article of the Universal Declaration of Human Rights: one meaning, the United Nations' own translations.
+SENTENCES = {
+    "English": "All human beings are born free and equal in dignity and rights.",
+    "German": "Alle Menschen sind frei und gleich an Würde und Rechten geboren.",
+    "Spanish": "Todos los seres humanos nacen libres e iguales en dignidad y derechos.",
+    "French": "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
+    "Russian": "Все люди рождаются свободными и равными в своем достоинстве и правах.",
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+    "Arabic": "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق.",
+    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।",
+}
+
+_SHADES = (theme.SKY, theme.ORANGE, theme.GREEN, theme.PURPLE)
+_MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_MAX_CHIPS = 400
+
+
+@cache
+def default_tokenizer() -> Tokenizer:
+    """SmolLM2's tokenizer alone, from its GGUF file's header: no weights are read."""
+    from labkit.checkpoint.fetch import fetch_default
+    from labkit.checkpoint.gguf import GGUFFile
+
+    with GGUFFile(fetch_default()) as file:
+        return Tokenizer.from_gguf(file.metadata)
+
+
+@cache
+def small_bpe(n_merges: int = 400) -> bpe.BPE:
+    """A BPE trained here and now on the help texts that every Python carries (a second or two)."""
+    from pydoc_data.topics import topics
+
+    texts = [topics[name] for name in sorted(topics)][:40]
+    return bpe.train(texts, bpe.N_BYTES + n_merges)
+
+
+def chips(pieces: list[bytes], ids: list[int] | None = None) -> str:
+    """Tokens as coloured chips with a border between them; bytes that are no text alone are shown in hex.
+
+    Spaces are drawn as "·", line ends as "⏎". The chips are a list for a screen reader, and differ by more than colour.
+    """
+    items = []
+    for n, piece in enumerate(pieces[:_MAX_CHIPS]):
+        words = escape(_readable(piece))
+        label = f' title="id {ids[n]}"' if ids else ""
+        color = _SHADES[n % len(_SHADES)]
+        items.append(
+            f'<li{label} style="display:inline-block;margin:2px 1px;padding:1px 4px;border-radius:4px;'
+            f"border:1px solid {color};background:{color}33;font-family:monospace;white-space:pre-wrap;"
+            f'overflow-wrap:anywhere">{words}</li>'
+        )
+    more = f"<li style='display:inline-block'>… and {len(pieces) - _MAX_CHIPS} more</li>" * (len(pieces) > _MAX_CHIPS)
+    return f'<ol aria-label="tokens" style="list-style:none;padding:0;margin:4px 0">{"".join(items)}{more}</ol>'
+
+
+def _readable(piece: bytes) -> str:
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:
+        return " ".join(f"{byte:02X}" for byte in piece)
+    return "".join(_MARKS.get(char, char) for char in text)
+
+
+class MergeSlider:
+    """One text, one slider: how many of the learned merges may be used. The tokens follow.
+
+    ``model`` is a trained :class:`labkit.tokenizer.bpe.BPE`. ``n_tokens`` says how many tokens are shown.
+    """
+
+    def __init__(self, model: bpe.BPE, text: str) -> None:
+        self.model = model
+        self.n_tokens = 0
+        self.error = ErrorBox()
+        self.text = controls.text("Your text", text, rows=2)
+        self.slider = controls.slider("Merges in use", 0, len(model.merges), 0, width="420px")
+        show = guarded(self.error, self._show)
+        self.slider.observe_value(show)
+        self.text.observe_value(show)
+        back = controls.button("One merge back", guarded(self.error, lambda: self._step(-1)))
+        self.next_button = controls.button("Next merge", guarded(self.error, lambda: self._step(1)), primary=True)
+        self.view = w.HTML()
+        head = w.HTML(
+            '<div class="lk-eyebrow">Step through</div>'
+            '<div class="lk-title">From bytes to words, one merge at a time</div>'
+        )
+        self.widget = controls.stack(
+            head, self.text, controls.row(self.slider, back, self.next_button, middle=True), self.error, self.view,
+            panel=True,
+        )  # fmt: skip
+        self._show()
+
+    def _step(self, by: int) -> None:
+        self.slider.value = min(max(self.slider.value + by, 0), len(self.model.merges))
+
+    def _show(self) -> None:
+        text, n_merges = self.text.value, self.slider.value
+        ids = self.model.encode(text, n_merges=n_merges)
+        self.n_tokens = len(ids)
+        self.error.clear()
+        said = f"{len(text)} characters, {len(text.encode())} bytes, **{len(ids)} tokens**."
+        if n_merges:
+            last = self.model.merges[n_merges - 1]
+            left, right, token = (f"`{_readable(part)}`" for part in (last.left, last.right, last.token))
+            said += f" Merge {n_merges}: {left} and {right} became {token}, seen {last.count:,} times in training."
+        else:
+            said += " No merge yet: every token is one byte."
+        pieces = [self.model.tokens[i] for i in ids]
+        self.view.value = f'<div role="status">{html.prose(said)}</div>{chips(pieces, ids)}'
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.widget)
+
+
+class TokenView:
+    """The learner's own text in a real model's tokens, coloured, with the counts that a bill is made of."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.error = ErrorBox()
+        self.text = controls.text("Your text", text, rows=3)
+        self.text.observe_value(guarded(self.error, self._show))
+        self.view = w.HTML()
+        head = w.HTML(
+            '<div class="lk-eyebrow">Look</div><div class="lk-title">What the model sees of your text</div>'
+            '<div class="lk-sub">Type, then click outside the box. Hold the pointer over a token for its id.</div>'
+        )
+        self.widget = controls.stack(head, self.text, self.error, self.view, panel=True)
+        self._show()
+
+    def _show(self) -> None:
+        text = self.text.value
+        self.ids = self.tokenizer.encode(text)
+        self.error.clear()
+        n_bytes = len(text.encode())
+        ratio = f", {n_bytes / len(self.ids):.1f} bytes a token" if self.ids else ""
+        said = f"{len(text)} characters, {n_bytes} bytes, **{len(self.ids)} tokens**{ratio}."
+        self.view.value = f'<div role="status">{html.prose(said)}</div>' + chips(
+            [self.tokenizer.token_bytes(i) for i in self.ids], self.ids
+        )
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.widget)
+
+
+# What the token bill can be drawn up with; each is made when it is first chosen.
+VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
+    "SmolLM2's, 49,152 tokens": default_tokenizer,
+    "trained here, 656 tokens": lambda: small_bpe().to_tokenizer(),
+    "bytes only, 256 tokens": lambda: bpe.BPE([]).to_tokenizer(),
+}
+UNITS = ("tokens", "tokens per character")
+
+
+def token_bill(job: ExperimentJob, *, vocabulary: str, unit: str) -> Result:
+    """The same sentence in each language: its tokens, counted here in one of VOCABULARIES and drawn in one of UNITS."""
+    tokenizer = VOCABULARIES[vocabulary]()
+    rows: list[dict[str, Any]] = []
+    for n, (language, sentence) in enumerate(SENTENCES.items()):
+        job.progress(n / len(SENTENCES), language)
+        n_tokens = len(tokenizer.encode(sentence))
+        rows.append(
+            {
+                "language": language,
+                "characters": len(sentence),
+                "bytes": len(sentence.encode()),
+                "tokens": n_tokens,
+                "times English": n_tokens / rows[0]["tokens"] if rows else 1.0,
+                "tokens per character": n_tokens / len(sentence),
+            }
+        )
+    most = max(rows, key=lambda row: row["tokens"])
+    return Result(
+        figure=_bill_figure(rows, unit, job.guess),
+        rows=rows,
+        summary=f"{most['language']} pays {most['tokens']} tokens for what English says in {rows[0]['tokens']}: "
+        f"{most['times English']:.1f} times as many.",
+        caption=f"One sentence, nine languages, one vocabulary: {vocabulary}",
+        data={row["language"]: row["tokens"] for row in rows},
+    )
+
+
+def _bill_figure(rows: list[dict[str, Any]], unit: str, guess: Any) -> Any:
+    import plotly.graph_objects as go
+
+    names = [row["language"] for row in rows][::-1]
+    values = [row[unit] for row in rows][::-1]
+    texts = [html.number(value) for value in values]
+    bars = go.Bar(x=values, y=names, orientation="h", text=texts, textposition="outside", cliponaxis=False)
+    bars.marker.color = [theme.BLUE if name == "English" else theme.ORANGE for name in names]
+    figure = theme.figure_layout(go.Figure(bars), x=unit, height=380)
+    if unit == "tokens":
+        english = rows[0]["tokens"]
+        figure.add_vline(x=english, line={"color": theme.NEUTRAL, "dash": "dot"})
+        if isinstance(guess, float):
+            figure.add_vline(
+                x=guess * english, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess"
+            )
+    return figure
+
+
+def tokens_of(texts: dict[str, str]) -> HTML:
+    """Some texts in the default model's tokens, one below the other, each with its count."""
+    tokenizer = default_tokenizer()
+    parts = []
+    for name, text in texts.items():
+        ids = tokenizer.encode(text)
+        count = f"{len(text)} characters, {len(ids)} tokens"
+        parts.append(
+            f"<div style='margin-top:6px'><b>{escape(name)}</b> <span class='lk-muted'>{count}</span>"
+            f"{chips([tokenizer.token_bytes(i) for i in ids], ids)}</div>"
+        )
+    return HTML(html.page(f'<div class="lk-card">{"".join(parts)}</div>'))
+
+
+MERGE = Exercise(
+    "merge",
+    cases=[
+        ([5, 6, 5, 6, 7], (5, 6), 300),
+        ([9, 9, 9], (9, 9), 301),
+        ([9, 9, 9, 9], (9, 9), 301),
+        ([1, 2, 3], (3, 1), 302),
+        ([4], (4, 4), 303),
+        ([], (1, 2), 304),
+    ],
+    oracle=bpe.merge,
+    hints=(
+        "Walk through the ids with an index. At each place, look at this id **and** the next one.",
+        "When they are the pair, append the new id and go on by **two**; else append the id and go on by one.",
+        "`if tuple(ids[i : i + 2]) == pair:` is also right at the end of the list, where only one id is left.",
+    ),
+)
+
+QUIZ = (
+    (
+        "Two merges fit a word. Which one is applied first?",
+        {
+            "The one that makes the longer token": "No. Length plays no part; greedy longest match gives other ids.",
+            "The one that was learned earlier": "Yes: encoding replays the order of training.",
+            "The one further left": "Only if both are the same merge. Otherwise the earlier learned one wins.",
+        },
+        "The one that was learned earlier",
+    ),
+    (
+        "Why does Korean cost more tokens than it has characters?",
+        {
+            "Its sentences are longer": "No: it has fewer characters here than English.",
+            "Few merges were learned for its bytes": "Yes. A syllable is three bytes, and rare pairs stay apart.",
+        },
+        "Few merges were learned for its bytes",
+    ),
+    (
+        "A model's tokens are doubled in number by a new vocabulary. What becomes cheaper?",
+        {
+            "Each step of decode": "No: the last layer now scores twice as many candidates.",
+            "The number of steps for a text": "Yes: longer tokens, fewer of them. The table of embeddings pays for it.",
+        },
+        "The number of steps for a text",
+    ),
+)
