@@ -48,7 +48,13 @@ class Board:
         return self.panel.evaluate(LOOK)
 
     def run(self) -> None:
+        """Press Run and see it taken up."""
+        before = self.look()["status"]
         self.button("Run").click()
+        deadline = time.monotonic() + 20
+        while (seen := self.look())["state"] not in ("running", "loading") and seen["status"] == before:
+            assert time.monotonic() < deadline, f"Run does nothing: {seen['status']}"
+            self.page.wait_for_timeout(20)
 
     def stop_ms(self) -> float:
         """Press Stop; milliseconds in the page from the click to the word 'stopped'."""

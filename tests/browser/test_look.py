@@ -63,7 +63,6 @@ def test_voila(new_page, voila, strays, theme):
     board = Board(page, 0)
     board.rest()
     board.run()
-    board.wait("running", "loading")
     board.wait("done")
     is_light = page.evaluate("() => document.body.dataset.jpThemeLight")
     assert is_light == ("true" if theme == "light" else "false")
@@ -82,7 +81,6 @@ def test_jupyterlab_follows_its_theme(new_page, lab, strays):
     board = Board(page, 0)
     board.rest()
     board.run()
-    board.wait("running", "loading")
     board.wait("done")
     check_look(page, "lab-light")
     page.evaluate(

@@ -12,7 +12,6 @@ STOP_MS = 300
 def test_bars_move_while_the_model_runs(boards):
     board, _ = boards
     board.run()
-    board.wait("running", "loading")
     pictures = board.watch()
     end = board.look()
     assert end["state"] == "done", end["status"]
@@ -44,7 +43,6 @@ def test_a_second_run_works_and_stands_beside_the_first(boards):
     texts = []
     for _ in range(2):
         board.run()
-        board.wait("running", "loading")
         texts.append(board.wait("done")["text"])
     assert texts[0] == texts[1]
     rows = board.panel.locator(".lk-history tbody tr")
@@ -56,7 +54,6 @@ def test_two_panels_do_not_disturb_each_other(boards):
     first, second = boards
     untouched = second.look()
     first.run()
-    first.wait("running", "loading")
     first.wait("done")
     assert second.look() == untouched
 
@@ -87,7 +84,6 @@ def test_a_failure_is_shown_kindly_and_nothing_is_lost(boards):
     prompt.fill(kept)
     prompt.blur()
     board.run()
-    board.wait("running", "loading")
     board.wait("done")
     assert board.panel.get_by_role("alert").count() == 0
 
