@@ -49,7 +49,8 @@ def linear_shapes(model_config: Any) -> Iterator[tuple[int, int, bool]]:
 def kept_values(model_config: Any) -> int:
     """Numbers that stay in the model's dtype: norms, biases, positions, routers, stacked experts."""
     width, norm = model_config.d_model, model_config.norm
-    per_norm = width * (2 if norm.kind == "layer" and norm.bias else 1)
+    times = 2 if norm.kind == "layer" and norm.bias else 1
+    per_norm = width * times
     total = per_norm + (model_config.context_tokens * width if model_config.learned_positions else 0)
     total += 0 if model_config.tied_embeddings else model_config.vocab_size * width
     total += model_config.vocab_size if model_config.head_bias else 0
@@ -57,9 +58,9 @@ def kept_values(model_config: Any) -> int:
         attention, ffn = layer.attention, layer.ffn
         total += per_norm * (4 if layer.norms == "sandwich" else 2)
         if attention.qk_norm == "head":
-            total += 2 * attention.d_head
+            total += 2 * attention.d_head * times
         elif attention.qk_norm == "full":
-            total += (attention.n_heads + attention.n_kv_heads) * attention.d_head
+            total += (attention.n_heads + attention.n_kv_heads) * attention.d_head * times
         if hasattr(ffn, "n_experts"):
             total += ffn.n_experts * width + 3 * ffn.n_experts * ffn.d_ff * width
             total += width if ffn.shared_gate else 0

@@ -54,8 +54,8 @@ def matmul(rank, team, job):
         stop = min(token + TOKENS, n_tokens)
         for row in range(first, end, 4):
             _unpack(linear, row, n, panel)
-            _panel(kind == INT8, panel, x + token * x_stride, x_stride, n, cells[OUT] + token * cells[OUT_STRIDE] + 4 * row,
-                   cells[OUT_STRIDE], stop - token)  # fmt: skip
+            out = cells[OUT] + token * cells[OUT_STRIDE] + 4 * row
+            _panel(kind == INT8, panel, x + token * x_stride, x_stride, n, out, cells[OUT_STRIDE], stop - token)
             if kind == INT8:
                 _rescale(linear, row, steps, token, stop, cells[OUT], cells[OUT_STRIDE])
     barrier(team, n_threads, give_way_at)

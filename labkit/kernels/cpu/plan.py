@@ -24,42 +24,12 @@ FORMAT, W, SCALES, ZEROS, BIAS, N_OUT, N_IN, STRIDE, GROUP = range(LINEAR)
 Q, K, V, O, GATE, UP, DOWN = range(7)
 PER_LAYER = 7
 
-_FIELDS = [
-    "N_HEADS",
-    "N_KV",
-    "D_HEAD",
-    "WINDOW",
-    "N_SINKS",
-    "COS",
-    "SIN",
-    "N_TURNED",
-    "INTERLEAVED",
-    "NORMS",
-    "QK_NORM",
-    "ACTIVATION",
-    "GATED",
-    "D_FF",
-    "ATTN_NORM",
-    "ATTN_NORM_B",
-    "FFN_NORM",
-    "FFN_NORM_B",
-    "ATTN_POST",
-    "ATTN_POST_B",
-    "FFN_POST",
-    "FFN_POST_B",
-    "Q_NORM",
-    "K_NORM",
-    "CACHE_FORMAT",
-    "K_CACHE",
-    "V_CACHE",
-    "HEAD_STRIDE",
-]
 (
     N_HEADS, N_KV, D_HEAD, WINDOW, N_SINKS, COS, SIN, N_TURNED, INTERLEAVED, NORMS, QK_NORM, ACTIVATION, GATED, D_FF,
     ATTN_NORM, ATTN_NORM_B, FFN_NORM, FFN_NORM_B, ATTN_POST, ATTN_POST_B, FFN_POST, FFN_POST_B, Q_NORM, K_NORM,
     CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE,
-) = range(len(_FIELDS))  # fmt: skip
-LAYER = len(_FIELDS)
+) = range(28)  # fmt: skip
+LAYER = 28
 SCALE, SOFTCAP = range(2)
 NORM_LAYOUTS = {"pre": 0, "post": 1, "sandwich": 2}
 QK_NORMS = {None: 0, "head": 1, "full": 2}
@@ -131,7 +101,8 @@ def _make(transformer: Any) -> Plan:
     linears[-1] = _linear(head if head is not None else transformer.embedding, kept)
     return Plan(
         linears, layers, floats, config.d_model, config.vocab_size, config.norm.kind == "layer", config.norm.eps,
-        config.logit_softcap or 0.0, _norm(transformer.final_norm, kept), int(linears[:, [N_OUT, N_IN]][:-1].max()), kept,
+        config.logit_softcap or 0.0, _norm(transformer.final_norm, kept),
+        int(linears[:-1, [N_OUT, N_IN]].max()), kept,
     )  # fmt: skip
 
 
