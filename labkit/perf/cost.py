@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+from labkit.kvcache import LayerEntries
 from labkit.model.config import Layer, ModelConfig, MoEFFN
 from labkit.perf import formats
 from labkit.perf.weights import Weight, layer_weights, weights_of
@@ -86,7 +87,11 @@ def step_cost(
     head for every token, not the last alone. ``full_square`` counts the masked half of a causal prefill too, which
     is what the plain formulation computes (and what a FLOP counter sees). Raises ValueError for counts below 1.
 
-    >>> from labkit.perf.cost import decode_cost                     # Llama-13B: 819,200 bytes a token
+    >>> from labkit.model.config import *
+    >>> small = ModelConfig("llama", 49152, 576, 8192, uniform(30, GroupedAttention(9, 3, 64), DenseFFN(1536)))
+    >>> decode = step_cost(small, n_past=255, dtype="bf16").total
+    >>> round(decode.weight_bytes / 1e6), round(decode.kv_read_bytes / 1e6, 1), round(decode.intensity, 1)
+    (269, 5.9, 1.0)
     """
     if n_new < 1 or n_past < 0 or n_sequences < 1:
         raise ValueError(
@@ -136,8 +141,8 @@ def _layer_phases(
     mine = list(layer_weights(config, layer))
     of = {name: [w for w in mine if w.phase == name] for name in ("attention", "ffn", "norm")}
 
-    attention = layer.attention
-    n_pairs = n_sequences * (_square(layer, n_new, n_past) if full_square else _seen(layer, n_new, n_past))
+    attention, sight = layer.attention, formats.sight(layer.attention, kv_cache=kv_cache)
+    n_pairs = n_sequences * (_square(sight, n_new, n_past) if full_square else _seen(sight, n_new, n_past))
     scores = 4.0 * attention.n_heads * attention.d_head * n_pairs
     token_nbytes = formats.layer_token_nbytes(attention, dtype=dtype, kv_cache=kv_cache)
     linear = [w for w in of["attention"] if w.kind == "linear"]
@@ -147,7 +152,7 @@ def _layer_phases(
             flops=2.0 * rows * n_weights + scores,
             attention_flops=scores,
             weight_bytes=_nbytes(of["attention"], dtype, weights),
-            kv_read_bytes=n_sequences * token_nbytes * _reach(layer, n_new, n_past),
+            kv_read_bytes=n_sequences * token_nbytes * _reach(sight, n_new, n_past),
             n_weights=n_weights,
         ),
         "kv_cache": Cost(kv_write_bytes=rows * token_nbytes),
@@ -200,9 +205,9 @@ def _nbytes(found: list[Weight], dtype: str, weights: Any) -> int:
 # --- who sees how many ------------------------------------------------------------------------------------
 
 
-def _seen(layer: Layer, n_new: int, n_past: int) -> int:
+def _seen(sight: LayerEntries, n_new: int, n_past: int) -> int:
     """(query, key) pairs that a causal step needs, window and sinks respected."""
-    window, n_sinks = layer.attention.window, layer.attention.n_sinks
+    window, n_sinks = sight.window, sight.n_sinks
     return _seen_before(n_past + n_new, window, n_sinks) - _seen_before(n_past, window, n_sinks)
 
 
@@ -218,14 +223,14 @@ def _seen_before(n: int, window: int | None, n_sinks: int) -> int:
     return total + rising * (rising + 1) // 2 + (far - rising) * n_sinks
 
 
-def _square(layer: Layer, n_new: int, n_past: int) -> int:
+def _square(sight: LayerEntries, n_new: int, n_past: int) -> int:
     """Pairs that the plain formulation multiplies: every new token with every key that any of them may see."""
-    return n_new * _reach(layer, n_new, n_past, any_sinks=False)
+    return n_new * _reach(sight, n_new, n_past, any_sinks=False)
 
 
-def _reach(layer: Layer, n_new: int, n_past: int, *, any_sinks: bool = True) -> int:
+def _reach(sight: LayerEntries, n_new: int, n_past: int, *, any_sinks: bool = True) -> int:
     """Keys that at least one of the new tokens sees. The plain path cuts a window only when there are no sinks."""
-    window, n_sinks = layer.attention.window, layer.attention.n_sinks
+    window, n_sinks = sight.window, sight.n_sinks
     n_total = n_past + n_new
     if window is None or n_past < window:
         return n_total

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from labkit import registry
-from labkit.kvcache import KVCache
+from labkit.kvcache import KVCache, LayerEntries
+from labkit.kvcache.sliding import Sliding
 from labkit.model.attention import entries_of
 from labkit.model.config import ModelConfig, as_dtype
 from labkit.perf.weights import Weight
@@ -66,14 +68,22 @@ def cache_nbytes(
     )
 
 
-def layer_token_nbytes(layer_attention: Any, *, dtype: str, kv_cache: Any = "contiguous") -> float:
-    """Bytes that one token adds to one layer's cache, in the long run."""
+def sight(attention: Any, *, kv_cache: Any = "contiguous") -> LayerEntries:
+    """What a layer stores and how far it sees once the cache has had its say: a sliding cache narrows the window."""
+    entries = entries_of(attention)
+    _, options = cache_class(kv_cache)
+    return options.layer(entries) if isinstance(options, Sliding) else entries
+
+
+def layer_token_nbytes(attention: Any, *, dtype: str, kv_cache: Any = "contiguous") -> float:
+    """Bytes that one token takes in one layer's cache, as long as it is kept."""
     kind, options = cache_class(kv_cache)
     if not kind.keeps_history:
         return 0.0
-    entries = entries_of(layer_attention)
-    if entries.window is not None:  # what a window evicts does not change what one token takes
-        entries = type(entries)(entries.entries, None, 0, entries.tokens_per_entry)
+    # What is evicted, or capped, does not change what one token takes.
+    entries = replace(entries_of(attention), window=None, n_sinks=0)
+    unlimited = {"window": 0, "n_blocks": 0}
+    options = options and replace(options, **{k: v for k, v in unlimited.items() if hasattr(options, k)})
     few, many = 1 << 14, 1 << 15  # multiples of every block and group size, beyond every residual
     sizes = [
         kind.predict_nbytes([entries], capacity_tokens=n, n_sequences=1, dtype=as_dtype(dtype), config=options)

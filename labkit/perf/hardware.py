@@ -155,7 +155,7 @@ def _product(name: str, n: int, device: str) -> Callable[[], Any]:
     if name == "int8":
         a = torch.ones((n, n), dtype=torch.int8, device=device)
         b = torch.ones((n, n), dtype=torch.int8, device=device).t()
-        return lambda: torch._int_mm(a, b)
+        return lambda: torch._int_mm(a, b)  # pyright: ignore[reportPrivateImportUsage]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
     a = torch.full((n, n), 0.5, dtype=dtype, device=device)
     return lambda: torch.nn.functional.linear(a, a)

@@ -16,6 +16,7 @@ step's small operations slower than the same ones in a loop.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log2
@@ -23,18 +24,30 @@ from typing import Any
 
 import torch
 
-import labkit.kernels.backends
-import labkit.quant  # noqa: F401 - both register what an engine may name
+import labkit.quant  # noqa: F401 - registers the packed formats
 from labkit import registry
-from labkit.model.config import DenseFFN, GroupedAttention, Layer, ModelConfig, MoEFFN, Rope, as_dtype, uniform
+from labkit.kernels import backends
+from labkit.model.config import (
+    DenseFFN,
+    GroupedAttention,
+    Layer,
+    ModelConfig,
+    MoEFFN,
+    Rope,
+    as_dtype,
+    dtype_name,
+    uniform,
+)
 from labkit.model.transformer import Transformer
 from labkit.perf.cost import step_cost
 from labkit.perf.hardware import cache_bytes
-from labkit.perf.timer import CudaTimer, Timer
+from labkit.perf.timer import NULL_TIMER, CudaTimer, Timer
 
 N_REPEATS = 5
 POINT_BUDGET_S = 1.2
 """A point that would take longer than this is left out; its rate is taken from the next smaller one."""
+MODEL_BUDGET_S = 4.0
+"""Repeats of one stand-in stop after this: on a machine that is too busy, more would not be better."""
 SHELL_WIDTH = 64
 N_SHELL_LAYERS = 16
 """Enough that the first layer's cold start does not count for all of them."""
@@ -70,6 +83,20 @@ class Point:
     @property
     def n_rows(self) -> int:
         return self.n_new * self.n_sequences
+
+
+def engine_of(model: Any, *, kv_cache: Any = "contiguous", backend: Any = "auto") -> Engine:
+    """The engine that a ``Pipeline(model, kv_cache=..., backend=...)`` would run on, "auto" resolved."""
+    transformer = model.transformer
+    component, options = registry.find("kv_cache", kv_cache)
+    cache = component.build(
+        options, layers=transformer.cache_entries, capacity_tokens=1, device=model.device, dtype=model.dtype
+    )
+    wanted = model.backend if backend == "auto" else backend
+    chosen = backends.choose(wanted, transformer=transformer, cache=cache)
+    if isinstance(chosen, str) and backends.reason_for(chosen, transformer=transformer, cache=cache):
+        chosen = "reference"
+    return Engine(chosen, model.weights, dtype_name(model.dtype), kv_cache, model.device.type)
 
 
 def widths(device: str) -> dict[str, int]:
@@ -141,10 +168,12 @@ class Bench:
     def sample(self, point: Point) -> dict[str, float]:
         """Seconds by phase of one run of the point's step, ``"step"`` for all of it."""
         cache = self._cache(point)
-        backend, options = registry.find("backend", self.engine.backend)
-        step = backend.build(options, transformer=self.transformer, cache=cache)
+        step = self._step(cache)
         n_rows = point.n_rows if cache.keeps_history else point.n_rows + point.n_past
         ids = torch.arange(n_rows, device=self.engine.device) % 250
+        if point.n_new == point.n_sequences == 1:  # what a run does once, before its second token, is not a step's cost
+            step(ids, timer=NULL_TIMER, should_stop=_never)
+            cache.truncate(point.n_past if cache.keeps_history else 0)
         self._flush()
         timer: Any = CudaTimer(detail_every=0) if self.engine.device == "cuda" else Timer(detail_every=0)
         timer.begin()
@@ -160,6 +189,15 @@ class Bench:
         record = timer.records()[0]
         took = sum(record.phases.values()) if self.engine.device == "cuda" else record.end_s - record.start_s
         return {**record.phases, "step": took}
+
+    def _step(self, cache: Any) -> Any:
+        """The backend's step function. Raises ValueError when the backend would hand the work to another one."""
+        backend, options = registry.find("backend", self.engine.backend)
+        backends.prepare(backend.name)
+        step = backend.build(options, transformer=self.transformer, cache=cache)
+        if getattr(step, "reason", ""):
+            raise ValueError(f"backend {backend.name!r} leaves this to the reference: {step.reason}")
+        return step
 
     def _cache(self, point: Point) -> Any:
         """A fresh cache that holds ``n_past`` tokens of each sequence: memory is touched for the first time, as in
@@ -199,7 +237,10 @@ def run_plan(
                 slowest = bench.sample(point)["step"]
                 affordable.append(point)
             samples: dict[Point, list[dict[str, float]]] = {point: [] for point in affordable}
-            for _ in range(N_REPEATS):
+            began = time.perf_counter()
+            for idx in range(N_REPEATS):
+                if idx and time.perf_counter() - began > MODEL_BUDGET_S:
+                    break
                 for point in affordable:
                     samples[point].append(bench.sample(point))
             yield from samples.items()
@@ -220,6 +261,10 @@ def _sweeper(device: str, n_bytes: int) -> Callable[[], Any]:
     """Reads that many bytes, which pushes as much out of the caches."""
     buffer = torch.ones(n_bytes // 4, device=device)
     return buffer.sum
+
+
+def _never() -> bool:
+    return False
 
 
 def _nothing() -> bool:

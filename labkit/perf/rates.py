@@ -148,7 +148,7 @@ def _derive(
     overhead = {name: _scaled(shell.get(name, ZERO), 1 / n_shell) for name in ("attention", "ffn", "norm", "kv_cache")}
     overhead |= {name: shell.get(name, ZERO) for name in ("embed", "lm_head")}
     one = times[Point("narrow", 1)]  # the shell's own total includes the sweeps
-    named = sum(rate.value for name, rate in one.items() if name != "step")
+    named = sum(rate.value for name, rate in one.items() if name not in ("step", "schedule"))
     overhead["schedule"] = Rate.exactly(max(0.0, one["step"].value - named))
 
     costs = {p: _cost(models[p.model], p, engine) for p in times}
@@ -223,7 +223,8 @@ def _cost(config: ModelConfig, point: Point, engine: Engine) -> StepCost:
 def _named(times: dict[str, Rate]) -> Rate:
     """All phases together."""
     found = [rate for name, rate in times.items() if name != "step"]
-    return Rate(*(sum(getattr(rate, end) for rate in found) for end in ("value", "low", "high")), found[0].n)
+    value, low, high = (sum(getattr(rate, end) for rate in found) for end in ("value", "low", "high"))
+    return Rate(value, low, high, found[0].n)
 
 
 def _minus(rate: Rate, fixed: float, per: float) -> Rate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,13 @@ class Trace:
             "wall_ms": self.wall_s * 1e3,
             "coverage": self.coverage,
         }
+
+    def diagnose(self, *, model: Any = None, machine: Any = None) -> Any:
+        """Slow to start or slow to stream, which ceiling binds, by what evidence, and what would move it.
+
+        Print it. See ``labkit.perf.diagnosis.diagnose``, which is looked up only now: this file is a leaf that every
+        room imports, and a diagnosis needs the cost model above it."""
+        return import_module("labkit.perf.diagnosis").diagnose(self, model=model, machine=machine)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row a span: step_idx, stage, phase, layer, start_ms, duration_ms."""

@@ -110,7 +110,7 @@ def test_without_a_cache_a_decode_step_is_a_prefill(config: ModelConfig) -> None
 def test_pairs_seen_equal_the_mask(window: int | None, n_sinks: int) -> None:
     from labkit.kernels.ops import visible
 
-    layer = uniform(1, GroupedAttention(1, 1, 8, window=window, n_sinks=n_sinks), DenseFFN(8))[0]
+    layer = formats.sight(GroupedAttention(1, 1, 8, window=window, n_sinks=n_sinks))
     for n_past, n_new in ((0, 1), (0, 13), (6, 1), (3, 9)):
         mask = visible(
             torch.arange(n_past, n_past + n_new), torch.arange(n_past + n_new), window=window, n_sinks=n_sinks

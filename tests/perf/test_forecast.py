@@ -10,10 +10,11 @@ import torch
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf import launches, memory, probe, rates
 from labkit.perf.cost import decode_cost, prefill_cost
-from labkit.perf.forecast import Forecast, forecast, prefill_chunks, step_seconds
+from labkit.perf.forecast import Forecast, forecast, prefill_chunks
 from labkit.perf.machine import Machine, Rate, sheet
 from labkit.perf.probe import Bench, Engine, Point, plan, shell_of, stand_in, widths
 from labkit.perf.rates import Rates, _cost, _derive
+from labkit.perf.step_time import step_seconds
 from tests.perf.families import FAMILIES
 from tests.perf.test_cost import LLAMA2_7B, SMOLLM2
 

@@ -1,0 +1,173 @@
+"""What would help? Every switch that this machine has, its predicted effect on a run, the best first.
+
+Each switch is forecast like any other run: its engine's rates are measured on stand-ins once (a few seconds) and kept.
+Nothing is assumed about a switch from its name; one that makes a run slower says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from labkit import registry
+from labkit.model.config import DTYPES, ModelConfig
+from labkit.perf import formats, hardware
+from labkit.perf.forecast import Forecast, forecast
+from labkit.perf.machine import Machine
+from labkit.perf.probe import Engine
+
+GOALS = {
+    "wall": "the whole run",
+    "ttft": "time to first token",
+    "itl": "time between tokens",
+    "memory": "memory",
+}
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One change, and what the run would be with it."""
+
+    changes: dict[str, Any]
+    """Keyword -> value: dtype and weights for ``load``, kv_cache and backend for ``Pipeline``."""
+    forecast: Forecast
+    gains: dict[str, float]
+    """Goal -> how many times better than now: 2.0 halves it, 0.5 doubles it."""
+    lossless: bool
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{name}={_name(value)!r}" for name, value in self.changes.items())
+
+    @property
+    def reloads(self) -> bool:
+        """Whether the weights have to be loaded again."""
+        return bool({"dtype", "weights"} & set(self.changes))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The run as it is, every switch ranked, and those that do not work here with the reason."""
+
+    goal: str
+    now: Forecast
+    switches: tuple[Switch, ...]
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Switch | None:
+        """The first one that helps by more than the forecast can be wrong; None when nothing does."""
+        return next((s for s in self.switches if s.gains[self.goal] > 1.1), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A table: one row a switch, ``now`` first."""
+        rows = [_row("as it is", self.now, None)]
+        return rows + [_row(switch.label, switch.forecast, switch) for switch in self.switches]
+
+
+def what_would_help(
+    config: ModelConfig,
+    engine: Engine,
+    *,
+    n_prompt_tokens: int,
+    n_new_tokens: int = 64,
+    goal: str = "wall",
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+) -> Advice:
+    """Forecast the run under each other switch, and under the best of each kind together.
+
+    goal   wall (the whole run), ttft, itl or memory: what the ranking is by.
+
+    The first call measures each engine (a few seconds each, ``progress`` says which); later ones take milliseconds.
+    Raises ValueError for an unknown goal.
+    """
+    if goal not in GOALS:
+        raise ValueError(f"unknown goal {goal!r}: choose one of {', '.join(GOALS)}.")
+    say = progress or (lambda share, what: None)
+    machine = machine or hardware.machine(engine.device, progress=say)
+    counts = {"n_prompt_tokens": n_prompt_tokens, "n_new_tokens": n_new_tokens, "machine": machine}
+    now = forecast(config, engine, **counts)
+    candidates = list(_single_switches(engine))
+    found: list[Switch] = []
+    unavailable: dict[str, str] = {}
+
+    def add(changes: dict[str, Any]) -> None:
+        other = replace(engine, **changes)
+        try:
+            then = forecast(config, other, **counts)
+        except (RuntimeError, ValueError) as error:
+            unavailable[_label(changes)] = str(error)
+            return
+        gains = {name: _measure(now, name) / max(_measure(then, name), 1e-12) for name in GOALS}
+        found.append(Switch(changes, then, gains, _is_lossless(engine, changes)))
+
+    for at, changes in enumerate(candidates):
+        say(at / (len(candidates) + 1), f"forecasting {_label(changes)}")
+        add(changes)
+    together = _best_of_each_kind(found, goal)
+    if len(together) > 1:
+        say(1.0, f"forecasting {_label(together)}")
+        add(together)
+    return Advice(goal, now, tuple(sorted(found, key=lambda s: -s.gains[goal])), unavailable)
+
+
+def _single_switches(engine: Engine) -> Iterator[dict[str, Any]]:
+    """Every value of every switch but the present one."""
+    for dtype in DTYPES:
+        if dtype != engine.dtype:
+            yield {"dtype": dtype}
+    for kind in ("weights", "kv_cache", "backend"):
+        for info in registry.components(kind):
+            if not info.unavailable and info.name != _name(getattr(engine, kind)):
+                yield {kind: info.name}
+
+
+def _best_of_each_kind(found: list[Switch], goal: str) -> dict[str, Any]:
+    best: dict[str, tuple[float, Any]] = {}
+    for switch in found:
+        ((name, value),) = switch.changes.items()
+        gain = switch.gains[goal]
+        if gain > 1.05 and gain > best.get(name, (0.0, None))[0]:
+            best[name] = (gain, value)
+    return {name: value for name, (_, value) in best.items()}
+
+
+def _measure(found: Forecast, goal: str) -> float:
+    if goal == "ttft":
+        return found.ttft.value
+    if goal == "itl":
+        return found.itl.value
+    if goal == "memory":
+        return found.memory.total_bytes
+    return found.ttft.value + (found.n_new_tokens - 1) * found.itl.value
+
+
+def _is_lossless(engine: Engine, changes: dict[str, Any]) -> bool:
+    """Same tokens as before, up to rounding: packed weights, packed caches and a forgetting cache are not."""
+    kind, _ = formats.cache_class(changes.get("kv_cache", engine.kv_cache))
+    same_or_wider = changes.get("dtype", engine.dtype) in (engine.dtype, "fp32")
+    return "weights" not in changes and kind.lossless and same_or_wider
+
+
+def _row(label: str, found: Forecast, switch: Switch | None) -> dict[str, Any]:
+    wall = _measure(found, "wall")
+    return {
+        "switch": label,
+        "TTFT ms": found.ttft.value * 1e3,
+        "ITL ms": found.itl.value * 1e3,
+        "whole run s": wall,
+        "memory MB": found.memory.total_bytes / 1e6,
+        "times faster": switch.gains["wall"] if switch else 1.0,
+        "tokens": "as now" if switch is None or switch.lossless else "may change",
+    }
+
+
+def _label(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={_name(value)!r}" for name, value in changes.items())
+
+
+def _name(choice: Any) -> Any:
+    return choice if isinstance(choice, str) or choice is None else type(choice).__name__.lower()

@@ -1,0 +1,152 @@
+"""Slow to start or slow to stream? A finished run held against this machine's ceilings.
+
+    slow to start    the wait is before the first token: the prompt's FLOPs
+    slow to stream   the wait is between tokens: the weights' and the cache's bytes
+
+Then which ceiling binds. Bytes and FLOPs say how long the hardware needs at least; when they explain little of the
+time, neither ceiling binds and what is left is overhead: operations sent one by one, Python, threads that wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+from labkit.model.config import dtype_name
+from labkit.perf.cost import decode_cost, prefill_cost
+from labkit.perf.machine import Machine
+from labkit.perf.trace import Trace
+
+BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8.2, "int4": 5.0}
+"""Bits a weight, roughly: for a trace without its model."""
+BINDS = 0.5
+"""A ceiling that explains this share of the time is the one that binds."""
+GROWTH = 1.25
+"""The last quarter's ITL over the first quarter's, above which the context is felt."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """``symptom``: "slow to start" or "slow to stream". ``bound``: "compute", "memory" or "overhead"."""
+
+    symptom: str
+    stage: str
+    bound: str
+    mfu: float
+    mbu: float
+    evidence: tuple[str, ...]
+    remedies: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.symptom.capitalize()}: {_BOUND_WORDS[self.bound]}.",
+            *(f"  - {line}" for line in self.evidence),
+        ]
+        return "\n".join([*lines, "What would move it:", *(f"  - {line}" for line in self.remedies)])
+
+
+_BOUND_WORDS = {
+    "compute": "arithmetic binds",
+    "memory": "memory bandwidth binds",
+    "overhead": "neither ceiling binds, overhead does",
+}
+
+
+def diagnose(trace: Trace, *, model: Any = None, machine: Machine | None = None) -> Diagnosis:
+    """What a run's time was spent waiting for.
+
+    ``model`` gives exact FLOPs and bytes; without it they are estimated from the trace's own record of the weights.
+    ``machine`` None is this machine, measured once. Raises ValueError when the run made no token.
+    """
+    if trace.ttft_s is None:
+        raise ValueError("the run made no token: there is nothing to diagnose. Let it run until the first token.")
+    if machine is None:
+        from labkit.perf import hardware
+
+        machine = hardware.machine(str(trace.meta.get("device", "cpu")))
+    itl = trace.itl_s
+    streaming_s = sum(itl)
+    starts_slow = trace.ttft_s >= streaming_s
+    stage = "prefill" if starts_slow else "decode"
+    took = trace.ttft_s if starts_slow else median(itl)
+    flops, n_bytes = _work(trace, model, stage)
+    dtype = str(trace.meta.get("dtype", "fp32"))
+    peak = machine.peak_flops(dtype if dtype in machine.matmul else "fp32")
+    mfu, mbu = flops / (took * peak), n_bytes / (took * machine.read.value)
+    bound = "overhead" if max(mfu, mbu) < BINDS else ("compute" if mfu > mbu else "memory")
+    evidence = _evidence(trace, machine, stage, took, mfu, mbu, flops, n_bytes)
+    return Diagnosis(
+        "slow to start" if starts_slow else "slow to stream",
+        stage,
+        bound,
+        mfu,
+        mbu,
+        tuple(evidence),
+        tuple(_remedies(trace, stage, bound)),
+    )
+
+
+def _work(trace: Trace, model: Any, stage: str) -> tuple[float, float]:
+    """FLOPs and bytes of the prefill, or of the decode step in the middle."""
+    middle = trace.n_prompt_tokens + trace.n_tokens // 2
+    if model is not None:
+        setting = {"dtype": dtype_name(model.dtype), "weights": model.weights}
+        kv_cache = trace.meta.get("kv_cache", "contiguous")
+        if stage == "prefill":
+            total = prefill_cost(model.config, trace.n_prompt_tokens, kv_cache=kv_cache, **setting).total
+        else:
+            total = decode_cost(model.config, middle, kv_cache=kv_cache, **setting).total
+        return total.flops, total.bytes
+    weights_bytes = float(trace.meta.get("weights_bytes", 0))
+    n_weights = weights_bytes * 8 / BITS.get(str(trace.meta.get("weights", "fp32")), 16)
+    n_tokens = trace.n_prompt_tokens if stage == "prefill" or trace.meta.get("kv_cache") == "none" else 1
+    return 2.0 * n_weights * n_tokens, weights_bytes
+
+
+def _evidence(
+    trace: Trace, machine: Machine, stage: str, took: float, mfu: float, mbu: float, flops: float, n_bytes: float
+) -> list[str]:
+    itl, ttft = trace.itl_s, trace.ttft_s or 0.0
+    lines = [f"{ttft:.2f} s to the first token, {sum(itl):.2f} s for the {len(itl)} after it."]
+    what = "the prompt" if stage == "prefill" else "a token"
+    lines.append(
+        f"{flops / 1e9:.3g} GFLOP and {n_bytes / 1e6:.3g} MB for {what} in {took * 1e3:.3g} ms: MFU {mfu:.0%}, "
+        f"MBU {mbu:.0%} of what {machine.name} does ({'measured here' if machine.measured else 'data sheet'})."
+    )
+    phases = trace.stage_phases(stage)
+    if phases:
+        total = sum(phases.values())
+        top = sorted(phases, key=lambda name: -phases[name])[:2]
+        lines.append("Most of it in " + " and ".join(f"{name} ({phases[name] / total:.0%})" for name in top) + ".")
+    growth = _growth(itl)
+    if stage == "decode" and growth > GROWTH:
+        lines.append(f"The last tokens took {growth:.1f} times the first: the context is felt.")
+    if machine.busy:
+        lines.append("The ceilings were measured on a busy machine: take these shares as rough.")
+    return lines
+
+
+def _growth(itl: list[float]) -> float:
+    n = len(itl) // 4
+    return mean(itl[-n:]) / mean(itl[:n]) if n >= 2 else 1.0
+
+
+def _remedies(trace: Trace, stage: str, bound: str) -> list[str]:
+    """What moves this ceiling, the strongest first."""
+    meta = trace.meta
+    if meta.get("kv_cache") == "none" and stage == "decode":
+        return ["a KV cache: each step recomputes the whole sequence now (kv_cache='contiguous')."]
+    packed = meta.get("weights") in ("int8", "int4")
+    if bound == "memory":
+        lines = [] if packed else ["fewer bits a weight (weights='int8' or 'int4'): the bytes are what is waited for."]
+        if _growth(trace.itl_s) > GROWTH:
+            lines.append("a smaller cache (kv_cache='int8', 'int4' or 'sliding'), since the context is felt.")
+        return [*lines, "more tokens for each pass over the weights: a batch, or a drafter that proposes several."]
+    if bound == "compute":
+        lines = ["a shorter prompt, or one whose beginning is already cached."] if stage == "prefill" else []
+        return [*lines, "a dtype that this machine multiplies faster: compare its matmul rates.", "a smaller model."]
+    lines = []
+    if meta.get("backend") == "reference":
+        lines.append("a backend that fuses the step (backend='fused'): fewer, larger operations.")
+    return [*lines, "more tokens a step: a batch shares the overhead.", "an idle machine: others may hold the cores."]
