@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.checkpoint.load import load, models
+    from labkit.checkpoint.catalogue import models
+    from labkit.checkpoint.load import load
     from labkit.decoding import Sampling
     from labkit.model import Model
     from labkit.perf.trace import Trace
@@ -32,7 +33,8 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "labkit.checkpoint.load": ("load", "models"),
+    "labkit.checkpoint.catalogue": ("models",),
+    "labkit.checkpoint.load": ("load",),
     "labkit.decoding": ("Sampling",),
     "labkit.quant": (),
     "labkit.model": ("Model",),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from labkit import registry
 from labkit.checkpoint.assemble import assemble
+from labkit.checkpoint.catalogue import DEFAULT, RANDOM, catalogue, models
 from labkit.checkpoint.fetch import fetch_default
 from labkit.checkpoint.gguf import GGUFFile
 from labkit.checkpoint.hub import fetch_from_hub, is_hub_id
@@ -25,31 +24,8 @@ from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensor
 from labkit.model import Model
 from labkit.model.config import ModelConfig
 from labkit.model.transformer import Transformer
-from labkit.resources import data_path
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-DEFAULT = "smollm2-135m-instruct"
-RANDOM = "random:"
 Loaded = tuple[Transformer, Any]
-
-
-@cache
-def _catalogue() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(data_path("models.toml").read_text("utf-8"))
-
-
-def models() -> list[str]:
-    """What ``load`` knows by name: the default, models of the hub, and ``random:`` shapes.
-
-    >>> models()[0]
-    'smollm2-135m-instruct'
-    """
-    table = _catalogue()
-    return [DEFAULT, *table["hub"], *(RANDOM + name for name in table["random"])]
 
 
 def load(
@@ -90,7 +66,7 @@ def load(
 
 
 def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Loaded, str]:
-    table = _catalogue()
+    table = catalogue()
     if name == DEFAULT:
         path = fetch_default()
         return _from_gguf(path, device, dtype), str(path)

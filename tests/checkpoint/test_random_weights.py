@@ -8,7 +8,7 @@ import torch
 import labkit
 from labkit.checkpoint import placement
 from labkit.checkpoint.assemble import skeleton
-from labkit.checkpoint.load import _catalogue
+from labkit.checkpoint.catalogue import catalogue
 from labkit.checkpoint.translate import config_from_hf
 
 
@@ -36,7 +36,7 @@ PUBLISHED_PARAMETERS = {  # as the model cards and safetensors indices of the re
 
 @pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
 def test_random_shapes_have_the_published_number_of_parameters(name):
-    config = config_from_hf(_catalogue()["random"][name])
+    config = config_from_hf(catalogue()["random"][name])
     assert sum(p.numel() for p in skeleton(config, name).parameters()) == PUBLISHED_PARAMETERS[name]
 
 
