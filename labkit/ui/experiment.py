@@ -178,7 +178,12 @@ class Experiment:
             self._draw(face._shown)
 
     def _end(self, job: Job) -> None:
-        self._lock(False)
+        try:
+            self._conclude(job)
+        finally:
+            self._lock(False)
+
+    def _conclude(self, job: Job) -> None:
         self._drawn_s = 0.0
         if job.error is not None:
             self.error.show(job.error)
@@ -186,13 +191,13 @@ class Experiment:
             if under_test() and in_foreground():
                 raise job.error
             return
-        if isinstance(job.result, Result):
-            self.results.append(job.result)
-            self._draw(job.result)
         if job.stopped:
             self.status.set("stopped", f"Stopped after {job.elapsed_s:.1f} s. Run starts again.")
         else:
             self.status.set("done", f"Done in {job.elapsed_s:.1f} s.")
+        if isinstance(job.result, Result):
+            self.results.append(job.result)
+            self._draw(job.result)
 
     def _draw(self, result: Result) -> None:
         self._drawn = result

@@ -137,8 +137,14 @@ class Switchboard:
             self.status.set("running", "Prefill: reading the prompt")
 
     def _end(self, job: Job) -> None:
-        run, settings = self._run, self._settings
-        self._lock(False)
+        """The picture and the word first, so that Stop is seen at once; then what takes a little longer."""
+        try:
+            self._conclude(job)
+        finally:
+            self._lock(False)
+
+    def _conclude(self, job: Job) -> None:
+        completion, settings = job.result, self._settings
         if job.error is not None:
             self._draw_empty(running=False)
             self.error.show(job.error)
@@ -146,17 +152,17 @@ class Switchboard:
             if under_test() and job.foreground:
                 raise job.error
             return
-        completion = self.completion = job.result
-        if completion is None or run is None or settings is None:
+        if completion is None or settings is None:
             self._draw_empty(running=False)
             self.status.set("stopped", "Stopped.")
             return
+        self.completion = completion
         self._draw(completion.trace, completion.text, running=False)
+        self.status.set(*_ending(completion))
         self.history.add(settings.words, completion)
         self.runs.value = self.history.html()
         rows = html.table(phase_rows(completion.trace), "Exclusive milliseconds by phase; together they are the run")
         self.table.value = f'<details class="lk-twin"><summary>The bars as a table</summary>{rows}</details>'
-        self.status.set(*_ending(completion))
         for extra in self.extras:
             extra.finished(settings, completion)
 
