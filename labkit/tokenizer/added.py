@@ -1,9 +1,9 @@
 """Added tokens: strings such as ``<|im_start|>`` that are one token wherever they stand in a text.
 
-They are cut out of the text before anything else happens to it, so no merge ever crosses them. The semantics are
-those of
-`tokenizers`: left-most match, the longest one first; ``lstrip`` and ``rstrip`` swallow the whitespace beside a match;
-``single_word`` wants no word character on either side; ``normalized`` tokens are looked for in the normalized text.
+They are cut out of the text before anything else happens to it, so no merge ever crosses them. The semantics are those
+of `tokenizers`: left-most match, the longest one first; ``lstrip`` and ``rstrip`` swallow the whitespace beside a
+match; ``single_word`` wants no word character on either side; ``normalized`` tokens are looked for in the normalized
+text.
 """
 
 from __future__ import annotations

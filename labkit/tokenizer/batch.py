@@ -33,17 +33,17 @@ def warm_up(tokenizer: Tokenizer) -> str | None:
     return None
 
 
-def encode_long(tokenizer: Tokenizer, piece: str, at_start: bool) -> Iterator[int]:
+def encode_long(tokenizer: Tokenizer, piece: str, at_start: bool) -> list[int]:
     """The ids of one long piece of plain text."""
     kernels = _ready(tokenizer, len(piece))
     if kernels is None:
-        yield from _encode_in_python(tokenizer, piece, at_start)
-        return
+        return encode_in_python(tokenizer, piece, at_start)
     workers = _tables(tokenizer).n_workers
+    ids: list[int] = []
     for part in chunks(piece, _GROUP_CHARS):
-        slices = list(chunks(part, max(LONG_CHARS, len(part) // workers + 1)))
-        for ids in _encode_plain(tokenizer, kernels, slices):
-            yield from ids
+        for row in _encode_plain(tokenizer, kernels, list(chunks(part, max(LONG_CHARS, len(part) // workers + 1)))):
+            ids += row
+    return ids
 
 
 def encode_lists(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -78,12 +78,15 @@ def chunks(text: str, n_chars: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _encode_in_python(tokenizer: Tokenizer, piece: str, at_start: bool) -> Iterator[int]:
+def encode_in_python(tokenizer: Tokenizer, piece: str, at_start: bool) -> list[int]:
+    """The ids of one piece of plain text without the compiled kernels, holding one chunk of it as words at a time."""
+    ids: list[int] = []
     lookup = tokenizer._words.__getitem__
     parts = chunks(piece, _CHUNK_CHARS) if rule_of(tokenizer.pretokenize) else (piece,)
     for part in parts:
-        yield from chain.from_iterable(map(lookup, tokenizer.pretokenize(part, at_start)))
+        ids += chain.from_iterable(map(lookup, tokenizer.pretokenize(part, at_start)))
         at_start = False
+    return ids
 
 
 def _ready(tokenizer: Tokenizer, n_chars: int) -> Any:
@@ -134,7 +137,7 @@ def _encode_plain(tokenizer: Tokenizer, kernels: Any, pieces: Sequence[str]) -> 
         start = 0
         for end in ends.tolist():
             if end < 0:  # it needs a byte that has no token: the Python path knows what to do and to say
-                results.append(list(_encode_in_python(tokenizer, pieces[len(results)], True)))
+                results.append(encode_in_python(tokenizer, pieces[len(results)], True))
             else:
                 results.append(flat[start:end])
                 start = end

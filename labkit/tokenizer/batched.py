@@ -1,7 +1,7 @@
 """Exact batched encoding as tensor operations, on a GPU or a CPU: split, unique words, merge rounds, scatter back.
 
-No published GPU tokenizer keeps the pre-tokenization pattern, so their ids differ from the reference; this one does
-and is exact:
+The GPU tokenizers described so far (BlockBPE, arXiv 2507.11941; GPUTOK, arXiv 2603.02597) leave out the
+pre-tokenization pattern, and so change the ids. This one keeps it and is exact:
 
 1. the UTF-8 of all texts goes to the device once; :mod:`~labkit.tokenizer.device_split` finds where words begin;
 2. :mod:`~labkit.tokenizer.device_words` keeps one of each word (natural text repeats: a megabyte has some 10,000);

@@ -1,10 +1,8 @@
 """GPT-2's alphabet: every byte has a printable stand-in character, so that any text is a string of known symbols.
 
-A byte-level vocabulary is written in this alphabet: "Ġthe" is the four bytes of " the". The printable bytes of
-Latin-1 stand for
-themselves; the other 68 (controls, space, 0x7F-0xA0, 0xAD) are moved to U+0100 and up, in order. Source: Radford et
-al. 2019,
-`encoder.py` of the GPT-2 release.
+A byte-level vocabulary is written in this alphabet: "Ġthe" is the four bytes of " the". The printable bytes of Latin-1
+stand for themselves; the other 68 (controls, space, 0x7F-0xA0, 0xAD) are moved to U+0100 and up, in order. Source:
+Radford et al. 2019, `encoder.py` of the GPT-2 release.
 
 >>> to_symbols(" é".encode())
 'ĠÃ©'

@@ -1,8 +1,8 @@
 """Merging many words at once on the device: one row a word, and in each round every row makes its next merge.
 
 A round finds the lowest rank of each row (the left-most of equals), joins that pair, closes the gap and looks up the
-two pairs that
-are new. Rows that have no pair left drop out. The result is that of the word-by-word rule, because rows never touch.
+two pairs that are new. Rows that have no pair left drop out. The result is that of the word-by-word rule, because rows
+never touch.
 """
 
 from __future__ import annotations

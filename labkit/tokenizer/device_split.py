@@ -1,11 +1,9 @@
 """Splitting on the device: where words begin, decided for all characters of many texts at once.
 
 The pattern families of :mod:`labkit.tokenizer.rules` look local through a regex and are local in fact: whether a word
-begins at a
-character depends on its class, on the maximal runs of equal class around it, and on one character beyond these. So
-every
-answer is a handful of tensor operations (comparisons, prefix maxima), in time linear in the text, with no automaton
-to step.
+begins at a character depends on its class, on the maximal runs of equal class around it, and on one character beyond
+these. So every answer is a handful of tensor operations (comparisons, prefix maxima), in time linear in the text, with
+no automaton to step.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ def word_starts(data: Tensor, text_starts: Tensor, classes: Tensor, rule: Rule) 
     """Byte index at which each word begins, int64 of shape (n_words,), ascending.
 
     data: uint8 (n_bytes,), the UTF-8 of all texts one behind the other; text_starts: int64 (n_texts,), the byte at
-    which
-    each (non-empty) text begins; classes: uint8 (0x110000,), see :func:`labkit.tokenizer.rules.class_table`.
+    which each (non-empty) text begins; classes: uint8 (0x110000,), see :func:`labkit.tokenizer.rules.class_table`.
     """
     char_at = torch.nonzero((data & 0xC0) != 0x80).squeeze(1)  # (n_chars,) byte index of each character
     codes = _code_points(data, char_at)

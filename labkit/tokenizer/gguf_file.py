@@ -1,8 +1,7 @@
 """A tokenizer from the metadata of a GGUF file.
 
 Source of the keys: the GGUF specification, section "Tokenizer"; token types: 1 normal, 2 unknown, 3 control, 4
-user-defined,
-5 unused, 6 byte.
+user-defined, 5 unused, 6 byte.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A tokenizer from a ``tokenizer.json`` (the file format of the `tokenizers` library).
 
 The sections are read one by one; a step that labkit cannot run exactly is refused with its name, because skipping it
-would give
-wrong ids without a word. Beside the file, ``tokenizer_config.json`` (or ``chat_template.jinja``) brings the chat
-template and
-``generation_config.json`` the ids that end a generation.
+would give wrong ids without a word. Beside the file, ``tokenizer_config.json`` (or ``chat_template.jinja``) brings the
+chat template and ``generation_config.json`` the ids that end a generation.
 """
 
 from __future__ import annotations
@@ -56,8 +54,9 @@ def _build(spec: Mapping[str, Any], model: Mapping[str, Any], folder: Path) -> T
     ranks = merge_ranks(model["merges"], vocab)
     added = [
         AddedToken(
-            token["content"], token["id"], token.get("special", False), token.get("lstrip", False),
-            token.get("rstrip", False), token.get("single_word", False), token.get("normalized", False),
+            token["content"], vocab.get(token["content"], token["id"]), token.get("special", False),
+            token.get("lstrip", False), token.get("rstrip", False), token.get("single_word", False),
+            token.get("normalized", False),
         )
         for token in spec.get("added_tokens") or ()
     ]  # fmt: skip

@@ -20,8 +20,7 @@ class MergeTable:
     """An open-addressing hash table: pair (left, right) -> (rank, joined id); linear probing.
 
     The key is ``left << 32 | right``; its first slot is :func:`first_slot`. `max_probes` is the longest search that
-    finds
-    a key, so a vectorised look-up may simply take that many steps.
+    finds a key, so a vectorised look-up may simply take that many steps.
     """
 
     keys: Any  # int64 (n_slots,), EMPTY where free

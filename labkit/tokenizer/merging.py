@@ -1,16 +1,12 @@
 """Applying merges to one word: the rule of BPE, and the same rule for long words in O(n log n).
 
-**The rule** (Sennrich et al. 2016): start from single symbols; while some adjacent pair is in the merge table, join
-the pair of
-lowest rank, the left-most one if several have it. A word of n symbols takes at most n - 1 joins. Looking for the
-lowest rank
-afresh after each join costs O(n^2), which is fastest up to some thirty symbols and hopeless for a megabyte of "aaaa";
-a priority
-queue over a linked list gives the same joins in the same order in O(n log n).
+**The rule** (Sennrich et al. 2016): start from single symbols; while some adjacent pair is in the merge table, join the
+pair of lowest rank, the left-most one if several have it. A word of n symbols takes at most n - 1 joins. Looking for
+the lowest rank afresh after each join costs O(n^2), which is fastest up to some fifty symbols and hopeless for a
+megabyte of "aaaa"; a priority queue over a linked list gives the same joins in the same order in O(n log n).
 
 A merge table is a dict from "left right" (a space between; no symbol contains one) to the rank: exactly the strings
-that
-tokenizer files hold, so loading one costs a single pass.
+that tokenizer files hold, so loading one costs a single pass.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The whole encoder in compiled code: split, look up, merge, in one pass over the UTF-8 bytes, on every core.
 
 This is what ``encode_batch`` and long texts run on when numba is there. It never makes anyone wait for the compiler:
-the
-first large call starts it in the background and uses the Python path; once compiled (numba keeps the result on disk)
-later calls are fast. ``Tokenizer.warm_up()`` waits for it.
+the first large call starts it in the background and uses the Python path; once compiled (numba keeps the result on
+disk) later calls are fast. ``Tokenizer.warm_up()`` waits for it.
 """
 
 from __future__ import annotations

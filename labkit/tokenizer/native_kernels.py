@@ -1,9 +1,8 @@
 """The compiled encoder: cut, look up, merge, text by text. Importing this module needs numba.
 
-All arrays are flat and typed; the only state is a word cache, one for each thread. A cache is
-``(slots, where, hashes, bytes, ids, used)``: an open-addressing table of entry numbers, and for each entry its place
-in the
-pools of word bytes and of token ids.
+All arrays are flat and typed; the only state is a word cache, one for each thread. A cache is ``(slots, where, hashes,
+bytes, ids, used)``: an open-addressing table of entry numbers, and for each entry its place in the pools of word bytes
+and of token ids.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Normalizer = Callable[[str], str]
 def build(spec: Mapping[str, Any] | None) -> Normalizer | None:
     """The normalizer that a ``tokenizer.json`` section describes; None when there is nothing to do.
 
-    NFC and its kin follow the Unicode version of the running Python, which is the reference's for every character
-    that existed in that version. Raises ValueError for a kind that labkit does not know.
+    NFC and its kin follow the Unicode version of the running Python, which is the reference's for every character that
+    existed in that version. Raises ValueError for a kind that labkit does not know.
 
     >>> build({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {"type": "NFC"}]})("é")
     '_é'

@@ -1,8 +1,7 @@
 """The split patterns as a few numbers, for the scanners that cut text without a regex engine (compiled, or on a GPU).
 
 The GPT-2 and the Llama-3 families of patterns can be decided from five character classes and a look at most one
-character
-ahead of a run. :func:`rule_of` says which rule a pattern is, or None: then the regex engine does the work.
+character ahead of a run. :func:`rule_of` says which rule a pattern is, or None: then the regex engine does the work.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """SentencePiece-style BPE: characters instead of bytes, "▁" for a space, and bytes only for what has no token.
 
-Llama-2, TinyLlama and the early Mistral models use it. There is no regular expression: the whole text is one word.
-But no token
-of such a vocabulary has a "▁" behind another character, so no merge can join across that place, and cutting there
-gives the same ids in small, cacheable words.
+Llama-2, TinyLlama and the early Mistral models use it. There is no regular expression: the whole text is one word. But
+no token of such a vocabulary has a "▁" behind another character, so no merge can join across that place, and cutting
+there gives the same ids in small, cacheable words.
 """
 
 from __future__ import annotations

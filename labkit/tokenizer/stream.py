@@ -1,10 +1,8 @@
 """Text from a stream of token ids: only whole characters, whatever the token boundaries.
 
 One character may be spread over several tokens (an emoji is four bytes, and a byte-level vocabulary may hold them
-singly). Decoding
-each token alone would show replacement marks; these decoders hold back the bytes of an unfinished character, and the
-pieces they
-return always join to exactly ``tokenizer.decode(all_ids)``.
+singly). Decoding each token alone would show replacement marks; these decoders hold back the bytes of an unfinished
+character, and the pieces they return always join to exactly ``tokenizer.decode(all_ids)``.
 """
 
 from __future__ import annotations

@@ -76,14 +76,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids of a text.
 
-        With `add_special_tokens` the ids that the model's file prescribes around a text are added (Llama's BOS;
-        SmolLM2 has
-        none). Special tokens written in the text ("<|im_end|>") become their ids, as in the reference libraries;
+        With `add_special_tokens` the ids that the model's file prescribes around a text are added (Llama's BOS; SmolLM2
+        has none). Special tokens written in the text ("<|im_end|>") become their ids, as in the reference libraries;
         ``parse_special=False`` treats them as plain characters - the right choice for text that a stranger wrote.
 
         Raises TypeError for anything but a str, ValueError for lone surrogates, and - under ``on_unencodable =
-        "error"`` -
-        for characters that have no token.
+        "error"`` - for characters that have no token.
         """
         if not isinstance(text, str):
             raise TypeError(
@@ -116,8 +114,7 @@ class Tokenizer:
 
         ``device=None`` returns a list of lists, by the fastest way this machine has. With a device ("cpu", "cuda") the
         splitting and merging run there as batched tensor operations, and each text's ids come back as an int32 tensor
-        on
-        that device (views of one buffer).
+        on that device (views of one buffer).
         """
         if isinstance(texts, str):
             raise TypeError("encode_batch() takes a list of texts; for a single str use encode()")
@@ -184,9 +181,9 @@ class Tokenizer:
     def on_unencodable(self) -> str:
         """What happens to a character that needs such a byte.
 
-        ``"warn"`` (default): it is left out, as the reference does, and an UnencodableWarning names it. ``"drop"``:
-        left out
-        without a word. ``"replace"``: U+FFFD is encoded instead. ``"error"``: ValueError.
+        ``"warn"`` (default): those bytes are left out, as the reference does, and an UnencodableWarning names the
+        character. ``"drop"``: left out without a word. ``"replace"``: U+FFFD is encoded in the character's place.
+        ``"error"``: ValueError.
         """
         return self._words.on_unencodable
 
@@ -221,8 +218,7 @@ class Tokenizer:
         """From a tiktoken rank file.
 
         `pattern` is an encoding's name ("cl100k_base", "o200k_base", "gpt2", "llama3") or a regular expression.
-        Options:
-        `special_tokens` (name -> id), `eos_token` (one of these names), `chat_template`.
+        Options: `special_tokens` (name -> id), `eos_token` (one of these names), `chat_template`.
         """
         from labkit.tokenizer.tiktoken_file import load
 

@@ -1,10 +1,9 @@
 r"""Rewrite a pre-tokenizer's regular expression for Python's `re`, with every class spelled out from one Unicode table.
 
 ``\p{L}`` and ``\s`` become explicit ranges, so the split is the reference's on any Python version, and `re` - the
-fastest engine
-a Python process has - can run it. Explicit ranges are slow only when a set has hundreds of pieces outside the first
-65,536 code
-points, so each pattern is made in three widths and a text is matched with the narrowest that holds it:
+fastest engine a Python process has - can run it. Explicit ranges are slow only when a set has hundreds of pieces
+outside the first 65,536 code points, so each pattern is made in three widths and a text is matched with the narrowest
+that holds it:
 
 * ``ascii``: every class clipped to 128 code points;
 * ``bmp``: clipped to the Basic Multilingual Plane (a 65,536-entry bit map inside `re`);
@@ -32,8 +31,7 @@ class Finder:
     """One pattern, compiled on demand in the width that a text needs.
 
     ``finder(text)`` is the list of matches. With ``whole=True`` the pieces between matches are kept too, so that the
-    result
-    always joins back into the text.
+    result always joins back into the text.
     """
 
     def __init__(self, pattern: str, *, whole: bool = False) -> None:

@@ -1,10 +1,9 @@
 """Merging many words at once in one Triton kernel: one lane a word, and the whole merge loop inside the kernel.
 
 The rounds of :mod:`labkit.tokenizer.device_merge` launch some twenty operations a round over the whole matrix; here a
-lane goes
-through its own word: find the lowest rank, join, close the gap, look up the two new pairs, until no pair is left.
-Symbols are
-stored column-major, so that the lanes of a program read neighbouring words. Importing this module needs Triton.
+lane goes through its own word: find the lowest rank, join, close the gap, look up the two new pairs, until no pair is
+left. Symbols are stored column-major, so that the lanes of a program read neighbouring words. Importing this module
+needs Triton.
 """
 
 from __future__ import annotations

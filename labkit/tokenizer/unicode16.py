@@ -1,10 +1,8 @@
 r"""Which characters are letters, digits and spaces: the classes that pre-tokenizer patterns are written in.
 
-``\p{L}`` means a different set in every Unicode version: Python 3.10 knows Unicode 13, Python 3.13 knows 15.1, and
-the `regex`
-package follows its own calendar. Token ids must not depend on that, so labkit carries one table, Unicode 16.0 - the
-version
-that the regex engines inside `tokenizers` and `tiktoken` use.
+``\p{L}`` means a different set in every Unicode version: Python 3.10 knows Unicode 13, Python 3.13 knows 15.1, and the
+`regex` package follows its own calendar. Token ids must not depend on that, so labkit carries one table, Unicode 16.0 -
+the version that the regex engines inside `tokenizers` and `tiktoken` use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """General categories of every code point in Unicode 16.0, run-length coded: "Lu26Po" is 26 x Lu, then one Po.
 
 Facts of the Unicode Character Database 16.0 (a code point that 16.0 does not assign is ``Cn``); data only, the code
-that
-reads it is in :mod:`labkit.tokenizer.unicode16`.
+that reads it is in :mod:`labkit.tokenizer.unicode16`.
 """
 
 # fmt: off

@@ -1,8 +1,7 @@
 """From a pre-tokenized word to its token ids, with a bounded cache: natural text repeats its words.
 
 The cache *is* the encoder: a dict whose ``__missing__`` runs the merges, so that ``map(words.__getitem__, pieces)``
-costs one
-dictionary lookup for a word seen before and stays inside C.
+costs one dictionary lookup for a word seen before and stays inside C.
 """
 
 from __future__ import annotations

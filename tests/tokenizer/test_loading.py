@@ -185,13 +185,15 @@ def test_a_malformed_gguf(changes, message):
 def test_llama_2_from_gguf_scores(pairs):
     """The GGUF form of a SentencePiece vocabulary: scores in place of merges; the reference is the tokenizer.json."""
     from_json, reference = pairs("llama2")
+    made = ["".join(pair) for pair in json.loads(reference.to_str())["model"]["merges"]]
+    score = {token: -float(rank) for rank, token in reversed(list(enumerate(made)))}  # the first merge that makes it
     tokens = [reference.id_to_token(i) for i in range(32000)]
     types = [2, 3, 3] + [6] * 256 + [1] * (32000 - 259)
     ours = Tokenizer.from_gguf(
         {
             "tokenizer.ggml.model": "llama",
             "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(32000 - 259)],
+            "tokenizer.ggml.scores": [score.get(token, 0.0) for token in tokens],
             "tokenizer.ggml.token_type": types,
             "tokenizer.ggml.bos_token_id": 1,
             "tokenizer.ggml.eos_token_id": 2,

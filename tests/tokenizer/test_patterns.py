@@ -82,8 +82,8 @@ def test_the_scanners_split_like_the_engine(pattern):
 
     @given(texts(), texts(), texts())
     @settings(max_examples=150, deadline=None)
-    def check_any(*parts):
-        check(parts)
+    def check_any(first, second, third):
+        check([first, second, third])
 
     check_any()
     check(documents()[::30])
