@@ -174,7 +174,7 @@ def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     engines = {name: engine(name, meta) for name in names}
     text = corpus(int(arguments.mb * 1e6))
     n_mb = len(text.encode()) / 1e6
-    rows = [{"engine": name} for name in names]
+    rows: list[dict[str, Any]] = [{"engine": name} for name in names]
     for shape, texts in (("batch", documents(text)), ("one text", [text])):
         seconds = compare(engines, texts, arguments.rounds)
         for row in rows:

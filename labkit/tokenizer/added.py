@@ -45,7 +45,7 @@ class AddedTokens:
         >>> AddedTokens([AddedToken("<s>", 1)]).split("a<s>b")
         ['a', 1, 'b']
         """
-        pieces = self._raw.split(text, parse_special) if self._raw.tokens else [text]
+        pieces: list[str | int] = self._raw.split(text, parse_special) if self._raw.tokens else [text]
         if self.normalize is None and not self._normalized.tokens:
             return pieces
         out: list[str | int] = []

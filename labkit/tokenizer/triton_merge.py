@@ -6,6 +6,9 @@ left. Symbols are stored column-major, so that the lanes of a program read neigh
 needs Triton.
 """
 
+# Triton's language is Python to the parser only: its types are not what a type checker can follow.
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportArgumentType=false
+
 from __future__ import annotations
 
 import torch
@@ -42,7 +45,7 @@ def _merge_kernel(
     WIDTH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """symbols: int32, slots: int64, both (WIDTH, n_words); slots[i] is the merge of the pair (i, i + 1), or -1."""
-    word = tl.program_id(0).to(tl.int64) * LANES + tl.arange(LANES)
+    word = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = word < n_words
     length = tl.load(lengths + word, mask=inside, other=0)
     for i in range(WIDTH - 1):

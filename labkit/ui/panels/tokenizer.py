@@ -209,8 +209,16 @@ def _bill_figure(rows: list[dict[str, Any]], unit: str, guess: Any) -> Any:
     names = [row["language"] for row in rows][::-1]
     values = [row[unit] for row in rows][::-1]
     texts = [html.number(value) for value in values]
-    bars = go.Bar(x=values, y=names, orientation="h", text=texts, textposition="outside", cliponaxis=False)
-    bars.marker.color = [theme.BLUE if name == "English" else theme.ORANGE for name in names]
+    colors = [theme.BLUE if name == "English" else theme.ORANGE for name in names]
+    bars = go.Bar(
+        x=values,
+        y=names,
+        orientation="h",
+        text=texts,
+        textposition="outside",
+        cliponaxis=False,
+        marker={"color": colors},
+    )
     figure = theme.figure_layout(go.Figure(bars), x=unit, height=380)
     if unit == "tokens":
         english = rows[0]["tokens"]
