@@ -57,6 +57,11 @@ def machine(device: str = "auto", *, refresh: bool = False, progress: Progress |
     return found
 
 
+def is_measured(device: str = "auto") -> bool:
+    """Whether ``machine(device)`` would answer at once."""
+    return _cache_path(_present(device)).is_file()
+
+
 def measure(device: str = "cpu", *, progress: Progress | None = None) -> Machine:
     """Measure now, without the cache. Takes 5 to 15 seconds."""
     device = _present(device)

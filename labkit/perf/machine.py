@@ -103,6 +103,10 @@ class Machine:
         """FLOPs a byte at which the two ceilings meet: below it memory binds, above it arithmetic."""
         return self.peak_flops(dtype) / self.read.value
 
+    def attainable_flops(self, intensity: float, dtype: str) -> float:
+        """The roofline: min(peak, bandwidth * FLOPs a byte), in FLOP/s (Williams, Waterman, Patterson, 2009)."""
+        return min(self.peak_flops(dtype), self.read.value * intensity)
+
     @property
     def spread(self) -> float:
         """The widest spread of the two ceilings that a forecast leans on."""

@@ -123,6 +123,11 @@ def rates(
     return found
 
 
+def is_measured(config: ModelConfig, engine: Engine) -> bool:
+    """Whether ``rates(config, engine)`` would answer at once."""
+    return _cache_path(config, engine).is_file()
+
+
 def measure(config: ModelConfig, engine: Engine, *, progress: Callable[[float, str], None] | None = None) -> Rates:
     """Measure now."""
     say = progress or (lambda share, what: None)

@@ -1,0 +1,129 @@
+"""A forecast as a page: guess, ceiling, forecast and measurement of each phase; every switch ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from statistics import median
+from typing import Any
+
+from labkit.perf import advice as advising
+from labkit.perf.forecast import Forecast, StageForecast
+from labkit.perf.trace import Trace
+from labkit.ui import html, theme
+
+PHASES_SHOWN = 6
+
+
+def comparison(found: Forecast, trace: Trace, guesses_ms: Mapping[str, float] | None = None) -> str:
+    """Guess, ceiling, forecast and measurement of both stages and their largest phases, as bars and as figures."""
+    itl, guesses = trace.itl_s, guesses_ms or {}
+    stages = (
+        ("prefill", "Prefill: time to first token", found.prefill, trace.ttft_s, 1),
+        ("decode", "Decode: each later token", found.decode, median(itl) if itl else None, len(itl)),
+    )
+    tables = "".join(
+        _table(title, stage, took, trace.stage_phases(name), n_steps, guesses.get(name, 0.0))
+        for name, title, stage, took, n_steps in stages
+    )
+    legend = (
+        f'<div class="lk-muted" style="margin-top:6px">{_swatch(theme.GREY)} ceiling: the bytes or FLOPs at this '
+        f"machine's limits &nbsp; {_swatch(theme.SKY)} forecast &nbsp; {_swatch(theme.ORANGE)} measured</div>"
+    )
+    return tables + legend
+
+
+def _table(
+    title: str, stage: StageForecast, took: float | None, phases: dict[str, float], n_steps: int, guess_ms: float
+) -> str:
+    rows = [("<b>all of it</b>", stage.floor_s, stage.time.value, took, _bound(stage.bound))]
+    largest = sorted(stage.phases.values(), key=lambda p: -p.forecast_s)[:PHASES_SHOWN]
+    for phase in largest:
+        measured = phases[phase.phase] / max(n_steps, 1) if phase.phase in phases else None
+        name = escape(phase.phase.replace("_", " "))
+        rows.append((name, phase.floor_s, phase.forecast_s, measured, _bound(phase.bound)))
+    top = max(max(floor, expected, seen or 0.0) for _, floor, expected, seen, _ in rows) or 1.0
+    body = "".join(
+        f'<tr><th scope="row">{name}</th><td style="width:40%;min-width:150px">{_bars(floor, expected, seen, top)}</td>'
+        + "".join(f'<td class="is-number">{_ms(x)}</td>' for x in (floor, expected, seen))
+        + f"<td>{bound}</td></tr>"
+        for name, floor, expected, seen, bound in rows
+    )
+    shares = f"MFU {stage.mfu:.0%}, MBU {stage.mbu:.0%}, {stage.intensity:.3g} FLOP a byte (forecast)"
+    heads = "".join(f'<th scope="col" class="is-number">{h}, ms</th>' for h in ("ceiling", "forecast", "measured"))
+    if guess_ms and took:
+        shares = f"you guessed {html.number(guess_ms)} ms, it was {_ms(took)} ms &nbsp; {shares}"
+    return (
+        f'<div class="lk-scroll"><table class="lk-table" style="width:100%"><caption><b>{escape(title)}</b> '
+        f"&nbsp; {shares}</caption>"
+        f'<thead><tr><th scope="col">phase</th><th scope="col"></th>{heads}<th scope="col">bound by</th></tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _bars(floor: float, expected: float, seen: float | None, top: float) -> str:
+    """Three thin bars above each other; the figures beside them are their text."""
+    bars = [(floor, theme.GREY), (expected, theme.SKY), (seen or 0.0, theme.ORANGE)]
+    return "".join(
+        f'<div style="height:4px;margin:2px 0;width:{100 * value / top:.1f}%;min-width:1px;background:{color}"></div>'
+        for value, color in bars
+    )
+
+
+def _swatch(color: str) -> str:
+    return f'<span aria-hidden="true" style="display:inline-block;width:14px;height:6px;background:{color}"></span>'
+
+
+def _bound(name: str) -> str:
+    return {"compute": "arithmetic", "memory": "memory", "overhead": "overhead"}[name]
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else html.number(seconds * 1e3)
+
+
+def verdict(found: Forecast, trace: Trace) -> str:
+    """Forecast against measurement in one sentence."""
+    itl = trace.itl_s
+    parts = [
+        _met("first token", found.ttft, trace.ttft_s),
+        _met("each later one", found.itl, median(itl) if itl else None),
+    ]
+    tail = " The machine was busy while it was measured." if found.machine.busy else ""
+    return "; ".join(part for part in parts if part) + "." + tail
+
+
+def _met(name: str, expected: Any, seen: float | None) -> str:
+    if seen is None:
+        return ""
+    error = seen / expected.value - 1
+    inside = "inside its interval" if seen in expected else "outside its interval"
+    return f"{name}: forecast {expected.value * 1e3:.3g} ms, measured {seen * 1e3:.3g} ms ({error:+.0%}, {inside})"
+
+
+def ranking(found: advising.Advice) -> str:
+    """Every switch's predicted effect, the best first, and those that do not run here."""
+    out = html.table(
+        found.rows(), f"Predicted, best first for {advising.GOALS[found.goal]}; one switch at a time, then together"
+    )
+    if found.unavailable:
+        items = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.unavailable.items())
+        out += f'<details class="lk-twin"><summary>What does not run here</summary><ul>{items}</ul></details>'
+    return out
+
+
+def side_by_side(label: str, before: Forecast, was: Trace, after: Forecast, now: Trace) -> str:
+    """Two runs, each with what was predicted for it."""
+    rows = []
+    for name, found, trace in ((label, before, was), ("with the best switch", after, now)):
+        itl = trace.itl_s
+        rows.append(
+            {
+                "run": name,
+                "TTFT forecast, ms": found.ttft.value * 1e3,
+                "TTFT measured": (trace.ttft_s or 0.0) * 1e3,
+                "ITL forecast, ms": found.itl.value * 1e3,
+                "ITL measured": median(itl) * 1e3 if itl else None,
+            }
+        )
+    return html.table(rows, "Prediction and measurement side by side")

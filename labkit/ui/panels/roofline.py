@@ -1,0 +1,210 @@
+"""Lesson 07, prefill against decode: your own dots on your own roofline."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+
+from labkit.model.config import dtype_name
+from labkit.perf import hardware
+from labkit.perf.cost import step_cost
+from labkit.perf.forecast import peak_dtype
+from labkit.perf.machine import Machine
+from labkit.perf.probe import Bench, Engine, Point
+from labkit.ui import theme
+from labkit.ui.controls import choice, slider
+from labkit.ui.exercise import Exercise
+from labkit.ui.experiment import Experiment, Result
+
+N_REPEATS = 3
+BATCH_CONTEXT_TOKENS = 64
+MAX_BATCH = 64
+"""So that the caches of all sequences stay below 200 MB."""
+PROMPT, BATCH = "the prompt's length (prefill)", "the batch (decode, one token each)"
+INTENSITIES = (0.1, 3000.0)
+
+
+def ceilings(device: str = "auto", progress: Any = None) -> Machine:
+    """This machine's two ceilings: measured once, then read back."""
+    return hardware.machine(device, progress=progress)
+
+
+def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
+    """Real steps of the real model, one dot each: FLOPs and bytes counted, seconds measured."""
+    model = lab.model
+    machine = ceilings(model.device.type, lambda share, what: job.progress(0.3 * share, what))
+    engine = Engine("reference", model.weights, dtype_name(model.dtype), device=model.device.type)
+    bench = Bench(model.config, engine, transformer=model.transformer)
+    most = up_to if grows == PROMPT else min(up_to, MAX_BATCH)
+    n_together = [n for n in (2**i for i in range(11)) if n <= most]
+    dots: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for at, n in enumerate(n_together):
+            point = Point("lesson", n) if grows == PROMPT else Point("lesson", 1, BATCH_CONTEXT_TOKENS, n)
+            job.progress(0.3 + 0.7 * at / len(n_together), f"{n} tokens together")
+            seconds = []
+            for _ in range(N_REPEATS + 1):  # the first warms up
+                job.check()
+                seconds.append(bench.sample(point)["step"])
+            dots.append(dot(model.config, engine, machine, point, seconds[1:]))
+            job.show(_result(machine, engine, [*job.history, _series(grows, dots)], job.guess))
+    return _result(machine, engine, [*job.history, _series(grows, dots)], job.guess)
+
+
+def dot(config: Any, engine: Engine, machine: Machine, point: Point, seconds: list[float]) -> dict[str, Any]:
+    """One measured step as a point of the roofline, with its shares of both ceilings."""
+    cost = step_cost(
+        config,
+        n_new=point.n_new,
+        n_past=point.n_past,
+        n_sequences=point.n_sequences,
+        dtype=engine.dtype,
+        weights=engine.weights,
+    ).total
+    took, peak = median(seconds), machine.peak_flops(peak_dtype(machine, engine.dtype))
+    return {
+        "tokens together": point.n_rows,
+        "FLOP/byte": cost.intensity,
+        "GFLOP/s": cost.flops / took / 1e9,
+        "ms": took * 1e3,
+        "ms a token": took * 1e3 / point.n_rows,
+        "MFU %": 100 * cost.flops / (took * peak),
+        "MBU %": 100 * cost.bytes / (took * machine.read.value),
+        "low": cost.flops / max(seconds) / 1e9,
+        "high": cost.flops / min(seconds) / 1e9,
+    }
+
+
+def _series(grows: str, dots: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"grows": grows, "dots": list(dots)}
+
+
+def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]], guess: Any) -> Result:
+    dtype = peak_dtype(machine, engine.dtype)
+    figure = roofline_figure(machine, dtype)
+    for idx, found in enumerate(series):
+        dots = found["dots"]
+        look = theme.series(idx + 1)
+        figure.add_scatter(
+            x=[d["FLOP/byte"] for d in dots],
+            y=[d["GFLOP/s"] for d in dots],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [d["high"] - d["GFLOP/s"] for d in dots],
+                "arrayminus": [d["GFLOP/s"] - d["low"] for d in dots],
+                "thickness": 1,
+            },
+            name="measured: " + ("prompt" if found["grows"] == PROMPT else "batch"),
+            mode="lines+markers+text",
+            text=[str(d["tokens together"]) for d in dots],
+            textposition="bottom right",
+            line={**look["line"], "width": 1},
+            marker=look["marker"],
+        )
+    if isinstance(guess, float) and guess > 0:
+        at = guess * 2 / _bytes_a_weight(engine)
+        figure.add_vline(x=at, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
+    last = series[-1]["dots"]
+    first, final = last[0], last[-1]
+    summary = (
+        f"From **{first['tokens together']}** to **{final['tokens together']} tokens together** the same weights "
+        f"served {final['FLOP/byte'] / first['FLOP/byte']:.0f} times the arithmetic a byte: MFU went from "
+        f"{first['MFU %']:.1f} % to {final['MFU %']:.0f} %, MBU from {first['MBU %']:.0f} % to {final['MBU %']:.0f} %. "
+        f"The ridge lies at {machine.ridge(dtype):.1f} FLOP a byte."
+    )
+    if machine.busy:
+        summary += " The ceilings were measured while the machine was busy: take the shares as rough."
+    rows = [{k: v for k, v in d.items() if k not in ("low", "high")} for d in last]
+    return Result(figure, rows, summary, "Measured just now; FLOPs and bytes counted", data=series[-1])
+
+
+def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
+    """The two ceilings on log-log axes, and the ridge where they meet."""
+    low, high = INTENSITIES
+    ridge, peak = machine.ridge(dtype), machine.peak_flops(dtype) / 1e9
+    xs = [low, ridge, high]
+    figure = go.Figure(
+        go.Scatter(
+            x=xs,
+            y=[machine.attainable_flops(x, dtype) / 1e9 for x in xs],
+            name=f"ceiling {'measured here' if machine.measured else 'from the data sheet'}",
+            mode="lines",
+            line={**theme.series(0)["line"], "width": 3},
+        )
+    )
+    figure.add_vline(
+        x=ridge, line={"color": theme.NEUTRAL, "dash": "dot", "width": 1}, annotation_text=f"ridge {ridge:.1f}"
+    )
+    theme.figure_layout(figure, x="FLOPs a byte (log)", y=f"GFLOP/s in {dtype} (log)", height=430)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log", range=[_log10(peak) - 3, _log10(peak) + 0.3])
+    return figure
+
+
+def panel(lab: Any, guess: Any = None) -> Experiment:
+    """Watch the dots climb the slope and meet the roof."""
+
+    def run(job: Any, **values: Any) -> Result:
+        return measure(lab, job, **values)
+
+    fields = {
+        "grows": choice("What grows", [PROMPT, BATCH], PROMPT, width="290px"),
+        "up_to": slider("Up to, tokens together", 4, 512, 64, step=4),
+    }
+    return Experiment("When does arithmetic begin to bind on this machine?", run, fields, guess=guess)
+
+
+def ceiling_rows(machine: Machine) -> list[dict[str, Any]]:
+    """What was measured, with its spread, as a table."""
+    rows = [
+        ("read, all threads", machine.read, 1e9, "GB/s"),
+        ("read, one thread", machine.read_one_thread, 1e9, "GB/s"),
+        ("copy, all threads", machine.copy, 1e9, "GB/s"),
+        *((f"matmul {name}", rate, 1e9, "GFLOP/s") for name, rate in machine.matmul.items()),
+        ("one small operation", machine.dispatch_s, 1e-6, "µs"),
+    ]
+    return [
+        {"ceiling": name, "median": rate.value / by, "unit": unit, "spread %": 100 * rate.spread}
+        for name, rate, by, unit in rows
+        if rate is not None
+    ]
+
+
+def tokens_at_ridge(machine: Machine, dtype: str, bits_a_weight: float) -> float:
+    """How many tokens must share one reading of the weights before arithmetic binds: 2 n FLOPs for each weight."""
+    return machine.ridge(peak_dtype(machine, dtype)) * bits_a_weight / 8 / 2
+
+
+def _bytes_a_weight(engine: Engine) -> float:
+    return {"int8": 1.0, "int4": 0.56}.get(str(engine.weights), {"fp32": 4.0}.get(engine.dtype, 2.0))
+
+
+def _log10(value: float) -> float:
+    from math import log10
+
+    return log10(value)
+
+
+def _attainable(intensity: float, peak: float, bandwidth: float) -> float:
+    """What ``Machine.attainable_flops`` computes, of plain numbers."""
+    from labkit.perf.machine import Rate, sheet
+
+    machine = Machine(**{**vars(sheet("T4")), "read": Rate.exactly(bandwidth), "matmul": {"fp32": Rate.exactly(peak)}})
+    return machine.attainable_flops(intensity, "fp32")
+
+
+ROOFLINE = Exercise(
+    "the roofline",
+    cases=[(0.5, 100e9, 20e9), (5.0, 100e9, 20e9), (300.0, 100e9, 20e9), (206.0, 989e12, 4.8e12)],
+    oracle=_attainable,
+    same=lambda a, b: abs(a - b) <= 1e-6 * abs(b),
+    hints=(
+        "Two limits hold at once: the multipliers, and the memory that has to feed them.",
+        "Memory delivers `bandwidth` bytes a second, and each byte pays for `intensity` FLOPs.",
+        "`min(peak, bandwidth * intensity)`",
+    ),
+)
