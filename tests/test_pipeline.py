@@ -42,17 +42,16 @@ def greedy(model: Model, prompt: str, n_new: int) -> list[int]:
     return ids[n_prompt:]
 
 
-class Interrupter:
-    """Counts the sampler's calls and raises at one of them, as Ctrl-C would."""
+def raise_at(n_tokens: int, error: BaseException):
+    """A greedy sampler that raises ``error`` instead of its n-th token, as Ctrl-C would."""
+    made = iter(range(n_tokens))
 
-    def __init__(self, at: int, error: BaseException) -> None:
-        self.left, self.error = at, error
-
-    def __call__(self, sampler, logits):
-        self.left -= 1
-        if self.left < 0:
-            raise self.error
+    def sample(sampler, logits) -> int:
+        if next(made, None) is None:
+            raise error
         return int(logits.argmax())
+
+    return sample
 
 
 # --- what it generates
@@ -190,14 +189,14 @@ def test_leaving_the_loop_stops_the_run(pipeline):
 def test_ctrl_c_in_the_middle_and_the_next_run_is_clean(model, pipeline, monkeypatch):
     want = greedy(model, "Hello", 10)
     with monkeypatch.context() as patch:
-        patch.setattr("labkit.decoding.sampling.Sampler.__call__", Interrupter(4, KeyboardInterrupt()).__call__)
+        patch.setattr("labkit.decoding.sampling.Sampler.__call__", raise_at(4, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             pipeline.generate("Hello", max_new_tokens=10, ignore_eos=True)
     assert pipeline.generate("Hello", max_new_tokens=10, ignore_eos=True).token_ids == want
 
 
 def test_what_the_worker_raises_reaches_the_reader(pipeline, monkeypatch):
-    monkeypatch.setattr("labkit.decoding.sampling.Sampler.__call__", Interrupter(3, ValueError("broken")).__call__)
+    monkeypatch.setattr("labkit.decoding.sampling.Sampler.__call__", raise_at(3, ValueError("broken")))
     run = pipeline.run("Hello", max_new_tokens=10, ignore_eos=True)
     with pytest.raises(ValueError, match="broken"):
         list(run)

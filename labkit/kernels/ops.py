@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BLOCK_QUERIES = 128
+"""Queries at a time where a mask or a soft cap is needed."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, the mean in float32 (Zhang & Sennrich, arXiv 1910.07467).
@@ -57,11 +60,12 @@ def attention_weights(q: Tensor, k: Tensor, *, mask: Tensor, scale: float, softc
 
     The soft cap c tanh(s / c) keeps a score within +-c (Gemma 2, arXiv 2408.00118).
     """
-    grouped = q.unflatten(1, (k.shape[0], -1))  # (T, G, H/G, D)
-    scores = torch.einsum("tgrd,gsd->grts", grouped.float(), k.float()) * scale
+    grouped = q.unflatten(1, (k.shape[0], -1)).float() * (scale if softcap is None else scale / softcap)
+    scores = torch.einsum("tgrd,gsd->grts", grouped, k.float())
     if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).flatten(0, 1)
+        scores = scores.tanh_().mul_(softcap)
+    hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))  # added: one pass, not two
+    return scores.add_(hidden).softmax(dim=-1).flatten(0, 1)
 
 
 def attend_einsum(
@@ -70,7 +74,8 @@ def attend_einsum(
     """Attention written out: q (T, H, D), k and v (G, S, D), mask (T, S) -> (T, H, D)."""
     weights = attention_weights(q, k, mask=mask, scale=scale, softcap=softcap)
     grouped = weights.unflatten(0, (k.shape[0], -1))  # (G, H/G, T, S)
-    return torch.einsum("grts,gsd->tgrd", grouped, v.float()).flatten(1, 2).to(q.dtype)
+    out = torch.einsum("grts,gsd->grtd", grouped, v.float()).flatten(0, 1)  # (H, T, D)
+    return out.transpose(0, 1).to(q.dtype)
 
 
 def attend(
@@ -92,6 +97,18 @@ def attend(
     """
     n_new, n_heads, _ = q.shape
     n_groups, n_stored, _ = k.shape
+    block = max(window or 0, BLOCK_QUERIES)
+    if k_positions is None and n_new > block and (softcap is not None or window is not None):
+        # A block of queries at a time, each over the keys it may see: less work, and no T x S scores in memory.
+        starts = range(0, n_new, block)
+        ends = [min(start + block, n_new) for start in starts]
+        settings = {"scale": scale, "window": window, "n_sinks": n_sinks, "softcap": softcap}
+        return torch.cat(
+            [
+                attend(q[a:b], k[:, : n_past + b], v[:, : n_past + b], n_past=n_past + a, **settings)
+                for a, b in zip(starts, ends, strict=True)
+            ]
+        )
     if (
         k_positions is None
         and window is not None

@@ -35,20 +35,17 @@ class Experts(nn.Module):
         Visits are sorted by expert, so that each expert sees all of its tokens in one product.
         """
         n_active = expert_ids.shape[1]
-        order = expert_ids.flatten().argsort(stable=True)  # (T*k,) visits
-        rows = order // n_active  # the token of each visit
+        order = expert_ids.flatten().argsort(stable=True)  # (T*k,) visits, by expert
         counts = expert_ids.flatten().bincount(minlength=len(self.gate)).tolist()
-        weighted = gates.flatten()[order, None]
-        out, at = torch.zeros_like(x), 0
-        for expert, n in enumerate(counts):
-            if n:
-                mine = rows[at : at + n]
-                own = x[mine]
-                hidden = self.activation(F.linear(own, self.gate[expert])) * F.linear(own, self.up[expert])
-                y = F.linear(hidden, self.down[expert]) * weighted[at : at + n]
-                out.index_add_(0, mine, y.to(out.dtype))
-                at += n
-        return out
+        visitors = x[order // n_active].split(counts)
+        out = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+        out[order] = torch.cat([self.one(i, own) for i, own in enumerate(visitors) if len(own)])
+        return (out.unflatten(0, (-1, n_active)) * gates[..., None]).sum(1)
+
+    def one(self, expert_idx: int, x: Tensor) -> Tensor:
+        """The gated FFN of one expert: (n, M) -> (n, M)."""
+        hidden = self.activation(F.linear(x, self.gate[expert_idx])) * F.linear(x, self.up[expert_idx])
+        return F.linear(hidden, self.down[expert_idx])
 
 
 class MixtureOfExperts(nn.Module):

@@ -38,7 +38,7 @@ def by_hand(q, k, v, *, n_past, scale, window, n_sinks, softcap):
 @pytest.mark.parametrize(("window", "n_sinks"), [(None, 0), (4, 0), (4, 2), (1, 0), (50, 0)])
 @pytest.mark.parametrize(("n_past", "n_new"), [(0, 1), (0, 9), (6, 1), (6, 5), (3, 1)])
 @pytest.mark.parametrize(("n_heads", "n_groups"), [(4, 4), (4, 2), (4, 1)])
-def test_attend_equals_a_loop(n_heads, n_groups, n_past, n_new, window, n_sinks, softcap):
+def test_attend_equals_a_loop(monkeypatch, n_heads, n_groups, n_past, n_new, window, n_sinks, softcap):
     generator = torch.Generator().manual_seed(7)
     n = n_past + n_new
     q = torch.randn(n_new, n_heads, 8, generator=generator)
@@ -46,6 +46,9 @@ def test_attend_equals_a_loop(n_heads, n_groups, n_past, n_new, window, n_sinks,
     settings = {"n_past": n_past, "scale": 0.3, "window": window, "n_sinks": n_sinks, "softcap": softcap}
     got = ops.attend(q, k, v, **settings)
     torch.testing.assert_close(got, by_hand(q, k, v, **settings), rtol=1e-5, atol=1e-5)
+    # in blocks of queries, as a long prompt is read
+    monkeypatch.setattr(ops, "BLOCK_QUERIES", 2)
+    torch.testing.assert_close(ops.attend(q, k, v, **settings), got, rtol=1e-5, atol=1e-5)
     # a cache may hold them in any order, if it says which position is where
     order = torch.randperm(n, generator=generator)
     mixed = ops.attend(q, k[:, order], v[:, order], k_positions=order, **settings)
