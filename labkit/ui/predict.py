@@ -39,7 +39,7 @@ class Guess:
     def _keep(self) -> None:
         value = self.input.value
         if isinstance(self.input, w.Text):
-            value = _number(value)
+            value = as_number(value)
         if value is None:
             raise ValueError("there is no guess yet: choose or type one, or press Skip.")
         self.guess, self.skipped = value, False
@@ -97,7 +97,8 @@ def predict(question: str, *, unit: str = "", choices: Sequence[str] = (), key: 
     return Guess(question, unit=unit, choices=choices, key=key)
 
 
-def _number(text: str) -> float | None:
+def as_number(text: str) -> float | None:
+    """What was typed as a figure, None for nothing. Raises ValueError for anything else."""
     text = text.strip().replace(" ", "").replace(",", ".") if text else ""
     if not text:
         return None
