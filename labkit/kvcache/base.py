@@ -232,7 +232,7 @@ class KVCache(ABC):
 
     def usage(self) -> Usage:
         """How many of the bytes hold tokens, and how many are set aside without holding any."""
-        held = sum(self._lengths.values())
+        held = sum(list(self._lengths.values()))
         a_token = self.nbytes / (self.capacity_tokens * self.n_sequences)
         set_aside = len(self._lengths) * self.capacity_tokens
         return Usage(self.nbytes, held, round(set_aside * a_token), round(held * a_token))

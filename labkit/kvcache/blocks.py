@@ -258,7 +258,7 @@ class BlockCache(KVCache):
         a_block, a_token, outside = self._sizes()
         tokens_in: dict[int, int] = {}
         references, n_outside = 0, 0
-        for sequence_id, blocks in self._blocks.items():
+        for sequence_id, blocks in list(self._blocks.items()):
             n_blocked = min(self.n_blocked(sequence_id), self.n_tokens(sequence_id))
             n_outside += self.n_tokens(sequence_id) - n_blocked
             for idx, block in enumerate(blocks):

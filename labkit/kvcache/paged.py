@@ -119,8 +119,8 @@ class PagedCache(BlockCache):
     def spec(self, layer_idx: int) -> dict[str, int]:
         from labkit.kernels.cpu_cache_simd import KINDS
 
-        fields = self.kernel_sizes(layer_idx) | {"n_groups": self.store[layer_idx]["k"].shape[0]}
-        fields["kind"] = KINDS[fields["kind"]]
+        fields: dict[str, Any] = self.kernel_sizes(layer_idx) | {"n_groups": self.store[layer_idx]["k"].shape[0]}
+        fields["kind"] = KINDS[str(fields["kind"])]
         for name, tensor in self.store[layer_idx].items():
             group, block, row, _ = (stride * tensor.itemsize for stride in tensor.stride())
             fields |= {name: tensor.data_ptr(), f"{name}_group": group, f"{name}_block": block, f"{name}_row": row}

@@ -50,7 +50,7 @@ class QuantizedCache(BlockCache):
             widths = [entry.shape[1] for entry in layer.entries]
             if self.form.kind == "int4" and any(width % 2 for width in widths):
                 raise ValueError(
-                    f"layer {layer_idx} has heads of {widths} dims: two int4 codes share a byte. Use int8."
+                    f"layer {layer_idx} has heads of {widths} dims, and two int4 codes share a byte: use int8."
                 )
 
     def _allocate(self, layer: LayerEntries) -> dict[str, Tensor]:
@@ -241,8 +241,11 @@ class QuantizedCache(BlockCache):
         from labkit.kernels.cpu_cache_simd import KINDS
 
         store = self.store[layer_idx]
-        fields = self.kernel_sizes(layer_idx) | {"n_groups": store["k"].shape[0], "recent_tokens": self.ring_tokens}
-        fields["kind"] = KINDS[fields["kind"]]
+        fields: dict[str, Any] = self.kernel_sizes(layer_idx) | {
+            "n_groups": store["k"].shape[0],
+            "recent_tokens": self.ring_tokens,
+        }
+        fields["kind"] = KINDS[str(fields["kind"])]
         fields["recent_kind"] = KINDS["fp32" if self.dtype == torch.float32 else "bf16"]
         for name, tensor in store.items():
             fields[name] = tensor.data_ptr()

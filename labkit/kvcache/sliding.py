@@ -201,8 +201,8 @@ class SlidingCache(KVCache):
         if 0 < n_tokens < lowest and any(written > room.n_rows for room in self._rooms):
             raise ValueError(
                 f"cannot truncate sequence {sequence_id} to {n_tokens} tokens: the sliding cache has evicted tokens "
-                f"that the next one would see. It can go back {ROLLBACK_TOKENS} tokens, to {lowest}; or free() the sequence "
-                "and compute it again."
+                f"that the next one would see. It can go back {ROLLBACK_TOKENS} tokens, to {lowest}; or free() the "
+                "sequence and compute it again."
             )
         super().truncate(n_tokens, sequence_id)
         if n_tokens == 0:
