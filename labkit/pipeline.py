@@ -119,6 +119,8 @@ class _Worker:
         self.text: list[str] = []
         self.meta: dict[str, Any] = {}
         self.wall_s = 0.0
+        self.cache: Any = None
+        self._wanted_cache: Any = pipeline.kv_cache
 
     def tokenize(self) -> None:
         """The first phase of the prefill; done before the worker starts, so that a bad prompt fails at the call."""
@@ -143,8 +145,8 @@ class _Worker:
         """The two computations: prefill once, then decode token by token."""
         with torch.inference_mode():
             try:
-                step = self._prepare()
-                logits = self._prefill(step)
+                self._prepare()
+                logits = self._feed(self.prompt_ids)
                 while True:
                     with self.timer("sample"):
                         token_id = self.sampler(logits[0])
@@ -152,16 +154,40 @@ class _Worker:
                     if reason:
                         break
                     self.timer.begin_step("decode")
-                    logits = self._decode(step, token_id)
+                    logits = self._decode(token_id)
             except Cancelled:
                 reason = "cancelled"
         return self._finish(reason)
 
-    def _prepare(self) -> Any:
-        """Allocate the cache, bind the backend to it, seed the sampler."""
+    def _prepare(self) -> None:
+        """Seed the sampler, allocate the cache and bind the backend to it."""
         model, pipeline = self.model, self.pipeline
+        with self.timer("schedule"):
+            self.sampler = Sampler(pipeline.sampling, seed=self.seed, device=model.device)
+            self.sampler.remember(self.prompt_ids)
+            self.stream = model.tokenizer.stream()
+            self.meta = {
+                "model": model.name,
+                "weights": model.weights or dtype_name(model.dtype),
+                "dtype": dtype_name(model.dtype),
+                "device": str(model.device),
+                "sampling": vars(pipeline.sampling),
+                "seed": self.seed,
+                "weights_bytes": model.nbytes,
+                "kv_caches": [],
+            }
+        self._bind_cache()
+
+    def use_cache(self, choice: Any) -> None:
+        """Ask for another cache from the next token on. May be called from another thread."""
+        self._wanted_cache = registry.find("kv_cache", choice)
+
+    def _bind_cache(self) -> None:
+        """Allocate the wanted cache and bind the backend to it. It is empty: the next step feeds it everything."""
+        model, pipeline = self.model, self.pipeline
+        (component, config), self._wanted_cache = self._wanted_cache, None
         with self.timer("kv_cache"):
-            component, config = pipeline.kv_cache
+            self.cache = None  # the former one's memory comes first
             capacity = len(self.prompt_ids) + self.max_new_tokens - 1
             self.cache = component.build(
                 config,
@@ -173,43 +199,33 @@ class _Worker:
         with self.timer("schedule"):
             choice = backends.choose(pipeline.backend, transformer=model.transformer, cache=self.cache)
             backend, backend_config = registry.find("backend", choice)
-            self.sampler = Sampler(pipeline.sampling, seed=self.seed, device=model.device)
-            self.sampler.remember(self.prompt_ids)
-            self.stream = model.tokenizer.stream()
-            self.meta = {
-                "model": model.name,
-                "weights": model.weights or dtype_name(model.dtype),
-                "dtype": dtype_name(model.dtype),
-                "device": str(model.device),
-                "kv_cache": component.name,
-                "backend": backend.name,
-                "sampling": vars(pipeline.sampling),
-                "seed": self.seed,
-                "weights_bytes": model.nbytes,
-                "kv_cache_bytes": self.cache.nbytes,
-            }
-            return backend.build(backend_config, transformer=model.transformer, cache=self.cache)
+            self.step = backend.build(backend_config, transformer=model.transformer, cache=self.cache)
+        bound = {"kv_cache": component.name, "kv_cache_bytes": self.cache.nbytes, "backend": backend.name}
+        used = {"from_token": len(self.token_ids), "name": component.name, "nbytes": self.cache.nbytes}
+        self.meta = self.meta | bound | {"kv_caches": [*self.meta["kv_caches"], used]}
 
-    def _prefill(self, step: Any) -> torch.Tensor:
-        ids, chunk = self.prompt_ids, len(self.prompt_ids)
+    def _feed(self, token_ids: list[int]) -> torch.Tensor:
+        """Tokens through the model, a chunk at a time where the cache remembers the chunk before."""
+        chunk = len(token_ids)
         if self.cache.keeps_history:
             chunk = PREFILL_CHUNK_TOKENS.get(self.model.device.type, 8192)
         logits = None
-        for start in range(0, len(ids), chunk):
-            logits = self._forward(step, ids[start : start + chunk])
+        for start in range(0, len(token_ids), chunk):
+            logits = self._forward(token_ids[start : start + chunk])
         assert logits is not None
         return logits
 
-    def _decode(self, step: Any, token_id: int) -> torch.Tensor:
-        """One token through the model; without a history, the whole sequence again."""
-        new = [token_id] if self.cache.keeps_history else self.prompt_ids + self.token_ids
-        return self._forward(step, new)
+    def _decode(self, token_id: int) -> torch.Tensor:
+        """One token through the model; where nothing is remembered, the whole sequence again."""
+        if self._wanted_cache is not None:
+            self._bind_cache()
+        return self._feed([token_id] if self.cache.n_tokens() else self.prompt_ids + self.token_ids)
 
-    def _forward(self, step: Any, token_ids: list[int]) -> torch.Tensor:
+    def _forward(self, token_ids: list[int]) -> torch.Tensor:
         with self.timer("embed"):
             ids = torch.tensor(token_ids, device=self.model.device)
         self.timer.steps[-1].n_tokens += len(token_ids)
-        return step(ids, timer=self.timer, should_stop=self.stop_event.is_set)
+        return self.step(ids, timer=self.timer, should_stop=self.stop_event.is_set)
 
     def _emit(self, token_id: int) -> str | None:
         """Give the token's text to the reader; returns why the run ends here, or None."""

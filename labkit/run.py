@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from labkit.perf.trace import Trace
 
@@ -27,6 +27,9 @@ class Worker(Protocol):
     stop_event: threading.Event
     pieces: queue.SimpleQueue[str | None]
     text: list[str]
+    cache: Any
+
+    def use_cache(self, choice: Any) -> None: ...
 
     def loop(self) -> Completion: ...
 
@@ -66,6 +69,16 @@ class Run:
     def stop(self) -> None:
         """Ask the run to end after the layer it is in. What it has written stays."""
         self._worker.stop_event.set()
+
+    def use_cache(self, choice: Any) -> None:
+        """Switch to another KV cache between two tokens. The new one is filled by one step over all tokens so far, so
+        the text stays what it would have been. Raises ValueError that lists the kinds."""
+        self._worker.use_cache(choice)
+
+    def cache_usage(self) -> Any:
+        """What the cache's bytes are used for right now (``labkit.kvcache.Usage``); None before it is there."""
+        cache = self._worker.cache
+        return None if cache is None else cache.usage()
 
     @property
     def running(self) -> bool:
