@@ -1,4 +1,4 @@
-"""Lesson 04, the pipeline timed: the exercise. Its panel is the switchboard."""
+"""Lesson 04, the pipeline timed: the exercise and the quiz. Its panel is the switchboard."""
 
 from __future__ import annotations
 
@@ -24,5 +24,33 @@ INTER_TOKEN_LATENCY = Exercise(
         "A latency lies *between* two tokens, so four tokens have three of them, and one token has none.",
         "`zip(token_s, token_s[1:])` pairs every time with the one after it.",
         "`[later - earlier for earlier, later in zip(token_s, token_s[1:])]`",
+    ),
+)
+
+QUIZ = (
+    (
+        "Which part of a run does the KV cache speed up?",
+        {
+            "Prefill": "No. In the prefill every key and value has to be computed once, cache or not.",
+            "Decode": "Yes: each step computes one token's keys and values, and reads the others back.",
+            "Both alike": "No. The first token comes equally late; the ones after it come faster.",
+        },
+        "Decode",
+    ),
+    (
+        "Two runs with equal switches differ by 6 % in tokens per second. What do you conclude?",
+        {
+            "The second run is faster": "Not yet: nothing was changed, so the 6 % are the machine's noise.",
+            "6 % is the noise here": "Yes. A switch has to move a figure by more than this to mean anything.",
+        },
+        "6 % is the noise here",
+    ),
+    (
+        "The segments of a bar are *exclusive*. What does that buy?",
+        {
+            "They add up to the whole": "Yes: no millisecond counts twice, so what is missing shows as 'in no phase'.",
+            "They are faster to measure": "No: exclusive or not, each phase switch costs one look at the clock.",
+        },
+        "They add up to the whole",
     ),
 )
