@@ -15,7 +15,7 @@ QUIZ = (
         {
             "The model is still loading": "It was loaded before. The pause comes back with every prompt.",
             "The prompt goes through all layers first": "Yes: tokenize, prefill, then the first sample. That is TTFT.",
-            "The first word is harder to find": "No. Each token costs the same kind of step; the prompt is the difference.",
+            "The first word is harder to find": "No. Every token costs such a step; the prompt is the difference.",
         },
         "The prompt goes through all layers first",
     ),
