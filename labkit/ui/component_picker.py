@@ -12,7 +12,8 @@ import ipywidgets as w
 from labkit import registry
 from labkit.ui import controls
 
-NONE = "as they are"
+NONE = ""
+"""The menu's value for "no component": ipywidgets shows nothing at all for a choice whose value is None."""
 
 
 class ComponentPicker(w.VBox):
@@ -36,11 +37,11 @@ class ComponentPicker(w.VBox):
         self.kind = kind
         self.infos = {info.name: info for info in registry.components(kind)}
         here = [info.name for info in self.infos.values() if info.unavailable is None]
-        entries: list[tuple[str, Any]] = [(none_label, None)] if none_label else []
+        entries: list[tuple[str, Any]] = [(none_label, NONE)] if none_label else []
         entries += [first] if first else []
         entries += [(name, name) for name in here]
         self.first = first
-        self.field = controls.choice(label, entries or [("none here", None)], value, width="100%")
+        self.field = controls.choice(label, entries or [("none here", NONE)], value, width="100%")
         self.note = w.HTML()
         self.option_row = w.Box([])
         self.option_row.add_class("lk-row")
@@ -55,7 +56,7 @@ class ComponentPicker(w.VBox):
 
     @property
     def name(self) -> str | None:
-        return self.field.value
+        return self.field.value or None
 
     @property
     def value(self) -> Any:

@@ -139,6 +139,14 @@ def test_options_become_controls_and_a_config(info):
         assert getattr(config, option.name) == option.default
 
 
+def test_no_component_is_a_choice_that_shows():
+    picker = ComponentPicker("weights", "Weights", none_label="as stored")
+    assert (picker.field.control.label, picker.value) == ("as stored", None)
+    picker.field.value = registry.components("weights")[0].name
+    picker.reset()
+    assert (picker.field.control.label, picker.value) == ("as stored", None)
+
+
 def test_a_changed_option_reaches_the_run_and_the_words(board):
     picker = board.switches.pickers["sampling"]
     picker.field.value = "top-k"
