@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from labkit.tokenizer.unicode16 import WHITE_SPACE
+from labkit.tokenizer.unicode16 import WHITE_SPACE, is_word_character
 
 _SPACES = "".join(chr(code) for low, high in WHITE_SPACE for code in range(low, high + 1))
 
@@ -75,7 +75,8 @@ class _Matcher:
             if token.single_word and (_is_word(text[start - 1 : start]) or _is_word(text[stop : stop + 1])):
                 continue
             if token.lstrip:
-                start = max(end, len(text[:start].rstrip(_SPACES)))
+                while start > end and text[start - 1] in _SPACES:
+                    start -= 1
             if token.rstrip:
                 while stop < len(text) and text[stop] in _SPACES:
                     stop += 1
@@ -89,4 +90,4 @@ class _Matcher:
 
 
 def _is_word(char: str) -> bool:
-    return bool(char) and (char.isalnum() or char == "_")
+    return bool(char) and is_word_character(char)

@@ -66,11 +66,11 @@ def encode_lists(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return results + (_encode_group(tokenizer, kernels, group) if group else [])
 
 
-def chunks(text: str, n_chars: int) -> Iterator[str]:
+def chunks(text: str, n_chars: int, find_cut: Any = _find_cut) -> Iterator[str]:
     """The text in pieces of about `n_chars` characters, cut where any pattern family ends a word."""
     start = 0
     while len(text) - start > n_chars:
-        cut = _find_cut(text, start + n_chars)
+        cut = find_cut(text, start + n_chars)
         if cut is None:
             break
         yield text[start : cut.end()]
@@ -82,7 +82,8 @@ def encode_in_python(tokenizer: Tokenizer, piece: str, at_start: bool) -> list[i
     """The ids of one piece of plain text without the compiled kernels, holding one chunk of it as words at a time."""
     ids: list[int] = []
     lookup = tokenizer._words.__getitem__
-    parts = chunks(piece, _CHUNK_CHARS) if rule_of(tokenizer.pretokenize) else (piece,)
+    find_cut = _find_cut if rule_of(tokenizer.pretokenize) else getattr(tokenizer.pretokenize, "find_cut", None)
+    parts = chunks(piece, _CHUNK_CHARS, find_cut) if find_cut else (piece,)
     for part in parts:
         ids += chain.from_iterable(map(lookup, tokenizer.pretokenize(part, at_start)))
         at_start = False
@@ -93,7 +94,7 @@ def _ready(tokenizer: Tokenizer, n_chars: int) -> Any:
     """The compiled kernels when they can serve this tokenizer now; a large call has them compiled for the next one."""
     if n_chars < native.WORTH_CALLING_BYTES or not native.NativeEncoder.supports(tokenizer):
         return None
-    return native.kernels(start=n_chars >= native.WORTH_COMPILING_BYTES)
+    return native.kernels(start=n_chars >= native.WORTH_COMPILING_BYTES, wait=n_chars >= native.WORTH_WAITING_BYTES)
 
 
 def _tables(tokenizer: Tokenizer) -> native.NativeEncoder:

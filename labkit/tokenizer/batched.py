@@ -14,6 +14,7 @@ logarithm.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from labkit.tokenizer import device_merge, merge_table
+from labkit.tokenizer.byte_level import BYTE_OF
 from labkit.tokenizer.device_merge import DeviceTable
 from labkit.tokenizer.device_split import word_starts
 from labkit.tokenizer.device_words import hash_words, same_bytes, unique_words
@@ -74,14 +76,32 @@ class DeviceEncoder:
         self.rule = rule
         self.table = DeviceTable.build(merge_table.build(words), device)
         self.classes = torch.from_numpy(class_table(rule).copy()).to(device)
-        self.merge_rows = (
-            merge_rows or (triton_merge_rows() if device.type == "cuda" else None) or device_merge.merge_rows
-        )
         self._tokenizer = tokenizer
         self._words = words
+        self.merge_rows = merge_rows or self._fastest_merge_rows()
         self._absent = tokenizer.unencodable_bytes
         self._whole = _WholeWords(words, device) if words.ignore_merges else None
         self._group_bytes = GROUP_BYTES.get(device.type, GROUP_BYTES["cpu"])
+
+    def _fastest_merge_rows(self) -> MergeRows:
+        """The Triton kernel on a GPU once it has proved itself on this tokenizer's own tokens, else the rounds."""
+        kernel = triton_merge_rows() if self.device.type == "cuda" else None
+        if kernel is None:
+            return device_merge.merge_rows
+        width = 16
+        words = [token for token in self._words.vocab if len(token) <= width][-256:]
+        rows = torch.full((len(words), width), -1, dtype=torch.int32)
+        for row, word in enumerate(words):
+            rows[row, : len(word)] = torch.tensor([BYTE_OF.get(symbol, 0) for symbol in word])
+        rows = torch.where(rows >= 0, self.table.byte_ids.cpu()[rows.clamp(min=0).long()], -1).to(self.device)
+        lengths = torch.tensor([len(word) for word in words], device=self.device)
+        try:
+            fast, plain = (merge(rows, lengths, self.table) for merge in (kernel, device_merge.merge_rows))
+            proved = all(torch.equal(a, b) for a, b in zip(fast, plain, strict=True))
+        except Exception as error:  # noqa: BLE001 - whatever fails in a compiler or driver, the rounds still work
+            proved = False
+            warnings.warn(f"the Triton merge kernel does not run here: {error}. Slower rounds serve.", stacklevel=2)
+        return kernel if proved else device_merge.merge_rows
 
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
         results: list[Tensor] = []

@@ -1,8 +1,8 @@
 """The whole encoder in compiled code: split, look up, merge, in one pass over the UTF-8 bytes, on every core.
 
-This is what ``encode_batch`` and long texts run on when numba is there. It never makes anyone wait for the compiler:
-the first large call starts it in the background and uses the Python path; once compiled (numba keeps the result on
-disk) later calls are fast. ``Tokenizer.warm_up()`` waits for it.
+This is what ``encode_batch`` and long texts run on when numba is there. Nobody waits for the compiler: the first large
+call starts it in the background and uses the Python path; once compiled (numba keeps the result on disk) later calls
+are fast. Only a call so large that Python would take longer waits. ``Tokenizer.warm_up()`` waits on purpose.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.tokenizer.tokenizer import Tokenizer
 
 WORTH_COMPILING_BYTES = 1 << 20  # a call with less never starts the compiler
+WORTH_WAITING_BYTES = 1 << 24  # a call with more is done sooner by waiting for the compiler than in Python
 WORTH_CALLING_BYTES = 1 << 13  # below this the Python path's latency is lower
 
 _lock = threading.Lock()

@@ -21,6 +21,7 @@ from labkit.tokenizer.words import WordEncoder
 SPACE = "▁"  # U+2581
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _NORMAL, _UNKNOWN, _BYTE = 1, 2, 6
+_find_cut = re.compile(f"(?<=[^ {SPACE}])(?=[ {SPACE}])").search
 
 
 class PieceWords(WordEncoder):
@@ -79,6 +80,7 @@ class PieceSplit:
         self.prepend, self.replace_spaces = prepend, replace_spaces
         pattern = {"safe": f"{SPACE}*[^{SPACE}]+|{SPACE}+", "each": f"{SPACE}[^{SPACE}]*|[^{SPACE}]+"}.get(cut or "")
         self._find = re.compile(pattern).findall if pattern else None
+        self.find_cut = _find_cut if pattern else None  # where a long text may be cut in pieces
 
     def __call__(self, text: str, at_start: bool = True) -> list[str]:
         if self.replace_spaces:

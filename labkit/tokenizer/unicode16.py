@@ -8,6 +8,7 @@ the version that the regex engines inside `tokenizers` and `tiktoken` use.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from functools import lru_cache
 
 from labkit.tokenizer.unicode16_data import RUNS
@@ -61,6 +62,22 @@ def ranges(name: str) -> Ranges:
     if not found or not name:
         raise ValueError(f"\\p{{{name}}} is not a class this tokenizer knows (general categories, Han, White_Space)")
     return union(found)
+
+
+@lru_cache(maxsize=1)
+def _word_starts() -> tuple[list[int], list[int]]:
+    r"""The first and the last code points of the ranges of \w: letters, marks, decimal and letter numbers, connectors."""
+    circled = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # alphabetic symbols
+    joiners = ((0x200C, 0x200D),)
+    word = union(*(ranges(name) for name in ("L", "M", "Nd", "Nl", "Pc")), circled, joiners)
+    return [low for low, _ in word], [high for _, high in word]
+
+
+def is_word_character(char: str) -> bool:
+    r"""Whether \w matches, as Unicode's UTS 18 defines it (Python's own \w leaves out marks and takes in fractions)."""
+    lows, highs = _word_starts()
+    at = bisect_right(lows, ord(char)) - 1
+    return at >= 0 and ord(char) <= highs[at]
 
 
 def union(*sets: Ranges) -> Ranges:

@@ -19,10 +19,12 @@ def test_the_corpus(pairs, expected, name):
     assert [ours.decode(row) for row in ids] == reference.decode_batch(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "llama2"])
-def test_the_corpus_as_one_text(pairs, name):
+@pytest.mark.parametrize(("name", "n_chars"), [("smollm2", 1_000_000), ("llama2", 150_000)])
+def test_the_corpus_as_one_text(pairs, name, n_chars):
+    """SentencePiece's reference merges the whole text as one word, hence the shorter one."""
     ours, reference = pairs(name)
-    assert ours.encode(corpus()) == reference.encode(corpus(), add_special_tokens=False).ids
+    text = corpus()[-n_chars:]
+    assert ours.encode(text) == reference.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("name", NAMES)

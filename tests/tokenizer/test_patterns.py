@@ -9,7 +9,7 @@ import pytest
 import torch
 from corpus import documents, texts
 from hypothesis import given, settings
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 from labkit.tokenizer import patterns, unicode16
 from labkit.tokenizer.device_split import word_starts
@@ -98,6 +98,15 @@ def test_categories_agree_with_pythons_own():
         if unicodedata.category(chr(code)) not in ("Cn", category) and category != "Cn"
     ]
     assert len(differing) <= 3, [hex(code) for code in differing]
+
+
+def test_word_characters_are_those_of_the_reference():
+    """What a `single_word` added token must not touch."""
+    reference = Tokenizer(models.BPE({"<X>": 0}, []))
+    reference.add_tokens([AddedToken("<X>", single_word=True, normalized=False)])
+    codes = [*range(0xD800), *range(0xE000, 0x12000), *range(0x16A00, 0x17000), *range(0x1D000, 0x1FC00)]
+    for code, row in zip(codes, reference.encode_batch([chr(code) + "<X>" for code in codes]), strict=True):
+        assert unicode16.is_word_character(chr(code)) == (not row.ids), hex(code)
 
 
 def test_white_space_is_unicodes_not_pythons():
