@@ -66,7 +66,7 @@ def ranges(name: str) -> Ranges:
 
 @lru_cache(maxsize=1)
 def _word_starts() -> tuple[list[int], list[int]]:
-    r"""The first and the last code points of the ranges of \w: letters, marks, decimal and letter numbers, connectors."""
+    r"""The first and last code points of the ranges of \w: letters, marks, decimal and letter numbers, connectors."""
     circled = ((0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F170, 0x1F189))  # alphabetic symbols
     joiners = ((0x200C, 0x200D),)
     word = union(*(ranges(name) for name in ("L", "M", "Nd", "Nl", "Pc")), circled, joiners)
