@@ -1,4 +1,4 @@
-"""Lesson 03, attention and FFN: whose cost grows how, counted and measured; and who looks at whom."""
+"""Lesson 03, attention and FFN: whose cost grows how, counted and measured."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from torch import Tensor
 from labkit.kernels import ops
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.model.attention import kinds
-from labkit.model.config import ModelConfig, dtype_name
+from labkit.model.config import ModelConfig
 from labkit.model.step import Cancelled
-from labkit.model.watch import Inside, look_inside
 from labkit.perf.cost import decode_cost, prefill_cost
 from labkit.perf.timer import Timer
 from labkit.ui import theme
-from labkit.ui.controls import choice, slider, text
+from labkit.ui.controls import choice, slider
 from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
 
-MAX_SHOWN_TOKENS = 48
+LENGTHS = (128, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 
 
 # --- the crossing
@@ -82,7 +81,7 @@ def measure_crossing(lab: Any, job: Any, *, longest: int, n_repeats: int) -> Res
     """Prefills of doubling length; attention's share of the time beside its share of the FLOPs."""
     model = lab.model
     config = model.config
-    lengths = [n for n in (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192) if n <= longest]
+    lengths = [n for n in LENGTHS if n <= longest]
     times: dict[int, list[dict[str, float]]] = {n: [] for n in lengths}
     total, done = sum(lengths) * n_repeats, 0
     try:
@@ -150,7 +149,7 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
         return measure_crossing(lab, job, **values)
 
     fields = {
-        "longest": choice("Longest prompt", [(f"{n:,} tokens", n) for n in (1024, 2048, 4096, 8192)], 4096),
+        "longest": choice("Longest prompt", [(f"{n:,} tokens", n) for n in LENGTHS[2:]], 3072),
         "n_repeats": slider("Repeats", 1, 5, 1, width="180px"),
     }
     return Experiment("At what prompt length does attention overtake the FFN?", run, fields, guess=guess)
@@ -168,122 +167,24 @@ def three_crossings(config: ModelConfig) -> list[dict[str, Any]]:
     ]
 
 
-def by_kind(config: ModelConfig) -> list[dict[str, Any]]:
-    """The same model with other attention: where the crossings would lie, and what a token leaves in the cache."""
+def by_kind(config: ModelConfig, n_tokens: int = 32_768) -> list[dict[str, Any]]:
+    """The same model with other attention: where the crossings would lie, and what its cache of ``n_tokens`` takes
+    in bfloat16. All predicted from the config."""
     choices = {"as it is": None, "mha": "mha", "mqa": "mqa", "window of 512": kinds.Sliding(512)}
     rows = []
     for name, kind in choices.items():
         other = config if kind is None else kinds.with_attention(config, kind)
-        attention = other.layers[0].attention
-        row: dict[str, Any] = {"attention": name, "cache bytes a token": 4 * other.n_layers * _kv_width(attention)}
-        for crossing_row in three_crossings(other):
-            at = crossing_row["crossing (tokens)"]
-            row[crossing_row["what is counted"]] = "never" if at is None else f"{at:,}"
-        rows.append(row)
+        at = [row["crossing (tokens)"] for row in three_crossings(other)]
+        step = decode_cost(other, n_tokens, dtype="bf16")
+        rows.append(
+            {
+                "attention": name,
+                "FLOPs cross, prefill": "never" if at[0] is None else f"{at[0]:,}",
+                "bytes cross, decode": "never" if at[2] is None else f"{at[2]:,}",
+                f"cache read at {n_tokens:,} tokens, MB": round(step.total.kv_read_bytes / 1e6, 1),
+            }
+        )
     return rows
-
-
-def _kv_width(attention: Any) -> int:
-    return attention.n_kv_heads * attention.d_head
-
-
-# --- who looks at whom
-
-
-def measure_inside(lab: Any, job: Any, *, prompt: str, layer: int, head: int, show: str) -> Result:
-    """One attention map, the logit lens, or the norms of the hidden states, of the reader's own prompt."""
-    job.progress(-1, "reading the prompt")
-    ids = lab.tokenizer.encode(prompt)[:MAX_SHOWN_TOKENS]
-    inside = look_inside(lab.model, ids, layers=[layer])
-    return VIEWS[show](inside, layer, head)
-
-
-def _labels(inside: Inside) -> list[str]:
-    """Axis labels: the token's text, its spaces visible, its position in front to tell equal ones apart."""
-    return [f"{i} {token.replace(' ', '·')!r}"[:18] for i, token in enumerate(inside.tokens)]
-
-
-def _map(inside: Inside, layer: int, head: int) -> Result:
-    weights, labels = inside.attention[layer][head], _labels(inside)
-    past = torch.ones_like(weights, dtype=torch.bool).tril()
-    shown = torch.where(past, weights, torch.nan).cpu()
-    heat = go.Heatmap(
-        z=shown, x=labels, y=labels, colorscale="Viridis", zmin=0, zmax=1, colorbar={"title": "weight"}, xgap=1, ygap=1
-    )
-    figure = theme.figure_layout(go.Figure([heat]), x="looked at (key)", y="looking (query)", height=520)
-    figure.update_yaxes(autorange="reversed")
-    last = weights[-1]
-    top = last.topk(min(5, len(last)))
-    rows = [
-        {"token": repr(inside.tokens[i]), "position": i, "weight": round(w, 3)}
-        for i, w in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
-    first = float(weights[:, 0].mean())
-    summary = (
-        f"Layer {layer}, head {head}: the last token looks most at {rows[0]['token']}; on average a token gives "
-        f"**{first:.0%}** of its attention to the very first token."
-    )
-    return Result(
-        figure, rows, summary, "Where the last token looks", data={"weights": weights, "tokens": inside.tokens}
-    )
-
-
-def _lens(inside: Inside, layer: int, head: int) -> Result:
-    lens = inside.logit_lens(top=3)
-    names = ["embedding", *(f"layer {i}" for i in range(len(lens) - 1))]
-    final = lens[-1][0]
-    chance = [next((g.probability for g in row if g.token_id == final.token_id), 0.0) for row in lens]
-    line = go.Scatter(x=list(range(len(lens))), y=chance, name=f"{final.text!r}", **theme.series(0))
-    figure = theme.figure_layout(go.Figure([line]), x="after layer", y="probability of the final answer")
-    rows = [
-        {"after": name, "best guess": repr(row[0].text), "probability": round(row[0].probability, 3)}
-        for name, row in zip(names, lens, strict=True)
-    ]
-    decided = next(i for i in range(len(lens)) if all(row[0].token_id == final.token_id for row in lens[i:]))
-    summary = f"The model settles on **{final.text!r}** after {names[decided]} and keeps it to the end."
-    return Result(figure, rows, summary, "What each layer would say if it were the last", data={"lens": lens})
-
-
-def _norms(inside: Inside, layer: int, head: int) -> Result:
-    norms = inside.norms.cpu()
-    figure = go.Figure(
-        [
-            go.Scatter(y=norms[:, 0], name="first token", **theme.series(1)),
-            go.Scatter(y=norms[:, 1:].median(1).values, name="median of the others", **theme.series(0)),
-        ]
-    )
-    theme.figure_layout(figure, x="after layer", y="root mean square of the hidden state")
-    figure.update_yaxes(type="log")
-    rows = [
-        {
-            "after": "embedding" if i == 0 else f"layer {i - 1}",
-            "first token": float(n[0]),
-            "others": float(n[1:].median()),
-        }
-        for i, n in enumerate(norms)
-    ]
-    summary = "The hidden states swell from layer to layer, and the first token's far more: it is where heads rest."
-    return Result(figure, rows, summary, "Size of the hidden states", data={"norms": norms})
-
-
-VIEWS = {"attention map": _map, "logit lens": _lens, "sizes of the hidden states": _norms}
-
-
-def inside_panel(lab: Any) -> Experiment:
-    """Who looks at whom, on the reader's own words."""
-
-    def run(job: Any, **values: Any) -> Result:
-        return measure_inside(lab, job, **values)
-
-    config = lab.model.config
-    fields = {
-        "prompt": text("Your prompt", "The keys to the old wooden cabinet are on the", rows=2),
-        "layer": slider("Layer", 0, config.n_layers - 1, 14, width="190px"),
-        "head": slider("Head", 0, config.n_heads - 1, 0, width="190px"),
-        "show": choice("Show", list(VIEWS)),
-    }
-    note = f"Up to {MAX_SHOWN_TOKENS} tokens, in {dtype_name(lab.model.dtype)}: the same forward pass that generates."
-    return Experiment("Who looks at whom?", run, fields, note=note)
 
 
 # --- the exercise
@@ -308,5 +209,34 @@ ONE_HEAD = Exercise(
         "Three steps: scores `q @ k.T` divided by the square root of D; hide the future; softmax and `@ v`.",
         "Hide the future with `scores.masked_fill(~torch.ones_like(scores, dtype=bool).tril(), -math.inf)`.",
         "`return scores.masked_fill(...).softmax(-1) @ v`, where scores is `q @ k.T / math.sqrt(q.shape[-1])`.",
+    ),
+)
+
+QUIZ = (
+    (
+        "A chat of 200 tokens is too slow. Would a faster attention kernel help much?",
+        {
+            "Hardly": "Right: at this length most of a layer's work is the FFN and attention's own projections.",
+            "Yes, attention is quadratic": "Quadratic, but with a small factor. At 200 tokens it is far below the FFN.",
+        },
+        "Hardly",
+    ),
+    (
+        "Why does the clock see attention overtake the FFN earlier than a count of FLOPs does?",
+        {
+            "Its FLOPs run slower": "Yes: small products, a softmax and a mask reach less of the peak than one big product.",
+            "The count is wrong": "The count is exact. It only takes all operations to be equally fast.",
+            "The FFN is skipped": "No: every token goes through every FFN.",
+        },
+        "Its FLOPs run slower",
+    ),
+    (
+        "GQA with 3 key/value heads instead of 9: what becomes three times smaller?",
+        {
+            "The scores' FLOPs": "No: nine query heads still compare with everything.",
+            "The KV cache": "Yes, and with it the bytes that a decode step must read.",
+            "The FFN": "No: attention's kind leaves the FFN alone.",
+        },
+        "The KV cache",
     ),
 )

@@ -208,3 +208,31 @@ ROTATE_A_PAIR = Exercise(
         "`return a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)`",
     ),
 )
+
+QUIZ = (
+    (
+        "A sentence is moved from the start of a document to page 300. Its inner attention scores...",
+        {
+            "stay the same": "Yes: every pair of its tokens keeps its distance, and only distance counts.",
+            "fade with the page number": "No. Each vector is turned further, but both of a pair alike; it cancels.",
+        },
+        "stay the same",
+    ),
+    (
+        "How many weights does the rotary embedding add to a model?",
+        {
+            "One for each position": "That is GPT-2's way: a learned vector a position, and none beyond its context.",
+            "None": "Right: the angles follow from the position and theta.",
+            "One for each pair": "No. The frequencies are a formula, not learned.",
+        },
+        "None",
+    ),
+    (
+        "Why is the embedding nearly free in decode, although its table is a fifth of the model?",
+        {
+            "One row is read": "Yes: a step reads M values of V times M. The head, with the same table, reads all.",
+            "It stays in the cache": "The table is far larger than a processor's cache; only one row is needed.",
+        },
+        "One row is read",
+    ),
+)

@@ -30,7 +30,7 @@ def measure_climb(lab: Any, job: Any, *, prompt: str, n_tokens: int) -> Result:
     try:
         while run.running:
             live = run.snapshot()
-            job.progress(live.n_tokens / n_tokens, f"token {live.n_tokens} of {n_tokens}")
+            job.progress(min(1.0, live.n_tokens / n_tokens), f"token {live.n_tokens} of {n_tokens}")
             if len(live.itl_s) >= 2:
                 job.show(_climb_result(lab.model, live, job.guess))
             job.stop_event.wait(0.1)
@@ -53,8 +53,8 @@ def _climb_result(model: Any, trace: Any, guess: Any) -> Result:
             go.Scatter(x=lengths, y=times_ms, name="measured: each token", mode="markers", **theme.series(0)),
             go.Scatter(
                 x=lengths,
-                y=[early * w / median(work[:n]) for w in work],
-                name="counted: in proportion to the work",
+                y=[late * w / median(work[-n:]) for w in work],
+                name="counted: in proportion to the arithmetic",
                 mode="lines",
                 **theme.series(1),
             ),
@@ -84,8 +84,10 @@ def climb_panel(lab: Any, guess: Any = None) -> Experiment:
 
     prompts = [(p.title, p.text) for p in ready_prompts() if not p.chat]
     fields = {
-        "prompt": choice("Prompt", prompts, next(p.text for p in ready_prompts() if p.name == "story"), width="260px"),
-        "n_tokens": slider("New tokens", 8, 160, 56, step=8),
+        "prompt": choice(
+            "Prompt", prompts, next(p.text for p in ready_prompts() if p.name == "one_word"), width="260px"
+        ),
+        "n_tokens": slider("New tokens", 8, 160, 64, step=8),
     }
     return Experiment(
         "Without a cache, does every token take equally long?", run, fields, guess=guess, confounders=("prompt",)
@@ -198,5 +200,32 @@ NUCLEUS = Exercise(
         "Go through the tokens from the most likely to the least, and keep adding up what you have taken.",
         "Take the token first, then look: stop as soon as the sum reaches p. So at least one token is taken.",
         "`for i in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):` takes them in order.",
+    ),
+)
+
+QUIZ = (
+    (
+        "Without a cache, an answer twice as long takes, in total, about...",
+        {
+            "twice as long": "That would hold if every token cost the same. Here each one costs more than the last.",
+            "four times as long": "Yes, once the work and not the weights' reading sets the pace: the sum is a square.",
+        },
+        "four times as long",
+    ),
+    (
+        "Top-k with k = 1 and temperature 2: what is the text like?",
+        {
+            "Wild": "No: with a single candidate left there is nothing to draw from, however hot.",
+            "The greedy text": "Right: the best token stays the best at any temperature, and only it is left.",
+        },
+        "The greedy text",
+    ),
+    (
+        "What does sampling cost, next to the model's own work?",
+        {
+            "Nearly nothing": "Yes: one pass over the vocabulary's scores against every weight of the model.",
+            "About as much": "No. Look for *sample* in a run's phase bars: you need good eyes.",
+        },
+        "Nearly nothing",
     ),
 )
