@@ -95,11 +95,9 @@ def what_would_help(
     unavailable: dict[str, str] = {}
 
     def add(changes: dict[str, Any]) -> None:
-        other = replace(engine, **changes)
-        try:
-            then = forecast(config, other, **counts)
-        except (RuntimeError, ValueError) as error:
-            unavailable[_label(changes)] = str(error)
+        then, reason = _try(config, _engines(engine, changes), counts)
+        if then is None:
+            unavailable[_label(changes)] = reason
             return
         gains = {name: _measure(now, name) / max(_measure(then, name), 1e-12) for name in GOALS}
         found.append(Switch(changes, then, gains, _is_lossless(engine, changes)))
@@ -112,6 +110,23 @@ def what_would_help(
         say(1.0, f"forecasting {_label(together)}")
         add(together)
     return Advice(goal, now, tuple(sorted(found, key=lambda s: -s.gains[goal])), unavailable)
+
+
+def _engines(engine: Engine, changes: dict[str, Any]) -> list[Engine]:
+    """What would run: the engine with the changes; the reference when the backend refuses them and may be left."""
+    other = replace(engine, **changes)
+    return [other] if "backend" in changes else [other, replace(other, backend="reference")]
+
+
+def _try(config: ModelConfig, engines: list[Engine], counts: dict[str, Any]) -> tuple[Forecast | None, str]:
+    """The first engine's forecast that there is, or why there is none."""
+    reason = ""
+    for engine in engines:
+        try:
+            return forecast(config, engine, **counts), ""
+        except (RuntimeError, ValueError) as error:
+            reason = reason or str(error)
+    return None, reason
 
 
 def _single_switches(engine: Engine) -> Iterator[dict[str, Any]]:

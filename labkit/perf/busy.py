@@ -45,6 +45,13 @@ class BusyWatch:
         return time.perf_counter(), busy, own.user + own.system
 
 
+def busy_now(seconds: float = 0.25) -> float:
+    """The share that others take at this moment, watched for a quarter of a second."""
+    with BusyWatch() as watch:
+        time.sleep(seconds)
+    return watch.share
+
+
 def _cores() -> list[int]:
     """The cores that this process may run on."""
     n_cores = os.cpu_count() or 1

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 import torch
 
-from labkit.perf.busy import BusyWatch
-from labkit.perf.machine import Machine, Rate
+from labkit.perf.busy import BusyWatch, busy_now
+from labkit.perf.machine import BUSY_SHARE, Machine, Rate
 
 Progress = Callable[[float, str], None]
 
@@ -45,7 +45,9 @@ def machine(device: str = "auto", *, refresh: bool = False, progress: Progress |
     path = _cache_path(device)
     if not refresh and path.is_file():
         try:
-            return Machine.from_json(path.read_text(encoding="utf-8"))
+            kept = Machine.from_json(path.read_text(encoding="utf-8"))
+            if kept.busy_share <= BUSY_SHARE or busy_now() > BUSY_SHARE:
+                return kept  # else it was measured in a storm that is over: measure again
         except (OSError, ValueError):
             pass  # an older labkit's, or damaged: measure again
     found = measure(device, progress=progress)

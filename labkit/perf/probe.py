@@ -92,6 +92,8 @@ def engine_of(model: Any, *, kv_cache: Any = "contiguous", backend: Any = "auto"
     cache = component.build(
         options, layers=transformer.cache_entries, capacity_tokens=1, device=model.device, dtype=model.dtype
     )
+    if options is not None and component.config is not None and options == component.config():
+        kv_cache = component.name  # the same engine by either spelling
     wanted = model.backend if backend == "auto" else backend
     chosen = backends.choose(wanted, transformer=transformer, cache=cache)
     if isinstance(chosen, str) and backends.reason_for(chosen, transformer=transformer, cache=cache):

@@ -24,9 +24,9 @@ import torch
 
 from labkit.model.config import ModelConfig
 from labkit.perf import hardware
-from labkit.perf.busy import BusyWatch
+from labkit.perf.busy import BusyWatch, busy_now
 from labkit.perf.cost import StepCost, step_cost
-from labkit.perf.machine import Rate
+from labkit.perf.machine import BUSY_SHARE, Rate
 from labkit.perf.probe import FAR_TOKENS, Bench, Engine, Point, plan, run_plan, shell_of, stand_in, sweep_bytes, widths
 
 VERSION = 1
@@ -111,7 +111,9 @@ def rates(
     path = _cache_path(config, engine)
     if not refresh and path.is_file():
         try:
-            return Rates.from_json(path.read_text(encoding="utf-8"))
+            kept = Rates.from_json(path.read_text(encoding="utf-8"))
+            if kept.busy_share <= BUSY_SHARE or busy_now() > BUSY_SHARE:
+                return kept  # else it was measured in a storm that is over: measure again
         except (OSError, ValueError):
             pass  # an older labkit's, or damaged: measure again
     found = measure(config, engine, progress=progress)

@@ -1,8 +1,7 @@
-"""A forecast as a page: guess, ceiling, forecast and measurement of each phase; every switch ranked."""
+"""A forecast as a page: ceiling, forecast and measurement of each phase; every switch ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 from statistics import median
 from typing import Any
@@ -15,16 +14,15 @@ from labkit.ui import html, theme
 PHASES_SHOWN = 6
 
 
-def comparison(found: Forecast, trace: Trace, guesses_ms: Mapping[str, float] | None = None) -> str:
-    """Guess, ceiling, forecast and measurement of both stages and their largest phases, as bars and as figures."""
-    itl, guesses = trace.itl_s, guesses_ms or {}
+def comparison(found: Forecast, trace: Trace) -> str:
+    """Ceiling, forecast and measurement of both stages and their largest phases, as bars and as figures."""
+    itl = trace.itl_s
     stages = (
         ("prefill", "Prefill: time to first token", found.prefill, trace.ttft_s, 1),
         ("decode", "Decode: each later token", found.decode, median(itl) if itl else None, len(itl)),
     )
     tables = "".join(
-        _table(title, stage, took, trace.stage_phases(name), n_steps, guesses.get(name, 0.0))
-        for name, title, stage, took, n_steps in stages
+        _table(title, stage, took, trace.stage_phases(name), n_steps) for name, title, stage, took, n_steps in stages
     )
     legend = (
         f'<div class="lk-muted" style="margin-top:6px">{_swatch(theme.GREY)} ceiling: the bytes or FLOPs at this '
@@ -33,9 +31,7 @@ def comparison(found: Forecast, trace: Trace, guesses_ms: Mapping[str, float] | 
     return tables + legend
 
 
-def _table(
-    title: str, stage: StageForecast, took: float | None, phases: dict[str, float], n_steps: int, guess_ms: float
-) -> str:
+def _table(title: str, stage: StageForecast, took: float | None, phases: dict[str, float], n_steps: int) -> str:
     rows = [("<b>all of it</b>", stage.floor_s, stage.time.value, took, _bound(stage.bound))]
     largest = sorted(stage.phases.values(), key=lambda p: -p.forecast_s)[:PHASES_SHOWN]
     for phase in largest:
@@ -51,8 +47,6 @@ def _table(
     )
     shares = f"MFU {stage.mfu:.0%}, MBU {stage.mbu:.0%}, {stage.intensity:.3g} FLOP a byte (forecast)"
     heads = "".join(f'<th scope="col" class="is-number">{h}, ms</th>' for h in ("ceiling", "forecast", "measured"))
-    if guess_ms and took:
-        shares = f"you guessed {html.number(guess_ms)} ms, it was {_ms(took)} ms &nbsp; {shares}"
     return (
         f'<div class="lk-scroll"><table class="lk-table" style="width:100%"><caption><b>{escape(title)}</b> '
         f"&nbsp; {shares}</caption>"

@@ -199,6 +199,7 @@ def test_measuring_an_engine_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """A real measurement on stand-ins of next to no size; read back from the cache the second time."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     monkeypatch.setattr(probe, "N_REPEATS", 1)
+    monkeypatch.setattr(rates, "busy_now", lambda: 1.0)
     monkeypatch.setattr(rates, "widths", lambda device: {"narrow": 256, "wide": 512})
     found = rates.rates(SMOLLM2, ENGINE)
     assert found.weight(576, 1).value > 0

@@ -18,6 +18,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(hardware, "N_ROUNDS", 2)
     monkeypatch.setattr(hardware, "BUFFER_BYTES", {"cpu": 2**20})
     monkeypatch.setattr(hardware, "SLICE_S", 0.0)
+    monkeypatch.setattr(hardware, "busy_now", lambda: 1.0)
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
 
 
@@ -83,6 +84,19 @@ def test_it_is_measured_once_and_again_on_request(quick: None, monkeypatch: pyte
     monkeypatch.setattr(hardware, "measure", lambda device, progress=None: other)
     assert hardware.machine("cpu", refresh=True) == other
     assert hardware.machine("cpu") == other
+
+
+def test_what_was_measured_in_a_storm_is_measured_again_in_the_calm(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Machine(**{**vars(hardware.machine("cpu")), "busy_share": 0.9})
+    monkeypatch.setattr(hardware, "measure", lambda device, progress=None: first)
+    assert hardware.machine("cpu", refresh=True) == first
+    calm = Machine(**{**vars(first), "busy_share": 0.0})
+    monkeypatch.setattr(hardware, "measure", lambda device, progress=None: calm)
+    assert hardware.machine("cpu") == first  # still busy: no better would come of it
+    monkeypatch.setattr(hardware, "busy_now", lambda: 0.0)
+    assert hardware.machine("cpu") == calm
 
 
 def test_a_damaged_cache_is_measured_again(quick: None, tmp_path: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import log10
 from statistics import median
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from labkit.model.config import dtype_name
 from labkit.perf import hardware
-from labkit.perf.cost import step_cost
+from labkit.perf.cost import decode_cost, step_cost
 from labkit.perf.forecast import peak_dtype
 from labkit.perf.machine import Machine
 from labkit.perf.probe import Bench, Engine, Point
@@ -36,7 +38,7 @@ def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
     """Real steps of the real model, one dot each: FLOPs and bytes counted, seconds measured."""
     model = lab.model
     machine = ceilings(model.device.type, lambda share, what: job.progress(0.3 * share, what))
-    engine = Engine("reference", model.weights, dtype_name(model.dtype), device=model.device.type)
+    engine = _engine(model)
     bench = Bench(model.config, engine, transformer=model.transformer)
     most = up_to if grows == PROMPT else min(up_to, MAX_BATCH)
     n_together = [n for n in (2**i for i in range(11)) if n <= most]
@@ -141,7 +143,7 @@ def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
     )
     theme.figure_layout(figure, x="FLOPs a byte (log)", y=f"GFLOP/s in {dtype} (log)", height=430)
     figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log", range=[_log10(peak) - 3, _log10(peak) + 0.3])
+    figure.update_yaxes(type="log", range=[log10(peak) - 3, log10(peak) + 0.3])
     return figure
 
 
@@ -174,19 +176,33 @@ def ceiling_rows(machine: Machine) -> list[dict[str, Any]]:
     ]
 
 
-def tokens_at_ridge(machine: Machine, dtype: str, bits_a_weight: float) -> float:
-    """How many tokens must share one reading of the weights before arithmetic binds: 2 n FLOPs for each weight."""
-    return machine.ridge(peak_dtype(machine, dtype)) * bits_a_weight / 8 / 2
+def tokens_at_ridge(machine: Machine, model: Any) -> float:
+    """How many tokens must share one reading of the weights before arithmetic binds: each gives a weight 2 FLOPs."""
+    engine = _engine(model)
+    return machine.ridge(peak_dtype(machine, engine.dtype)) * _bytes_a_weight(engine) / 2
+
+
+def batch_rows(model: Any, *, contexts: Sequence[int], batches: Sequence[int]) -> list[dict[str, Any]]:
+    """FLOPs a byte of one decode step, counted: a row a context, a column a batch."""
+    engine = _engine(model)
+    return [
+        {"context": n}
+        | {
+            f"batch {b}": decode_cost(
+                model.config, n, n_sequences=b, dtype=engine.dtype, weights=engine.weights
+            ).total.intensity
+            for b in batches
+        }
+        for n in contexts
+    ]
+
+
+def _engine(model: Any) -> Engine:
+    return Engine("reference", model.weights, dtype_name(model.dtype), device=model.device.type)
 
 
 def _bytes_a_weight(engine: Engine) -> float:
     return {"int8": 1.0, "int4": 0.56}.get(str(engine.weights), {"fp32": 4.0}.get(engine.dtype, 2.0))
-
-
-def _log10(value: float) -> float:
-    from math import log10
-
-    return log10(value)
 
 
 def _attainable(intensity: float, peak: float, bandwidth: float) -> float:
@@ -206,5 +222,35 @@ ROOFLINE = Exercise(
         "Two limits hold at once: the multipliers, and the memory that has to feed them.",
         "Memory delivers `bandwidth` bytes a second, and each byte pays for `intensity` FLOPs.",
         "`min(peak, bandwidth * intensity)`",
+    ),
+)
+
+QUIZ = (
+    (
+        "A decode step shows 3 % MFU and 85 % MBU. What would you change first?",
+        {
+            "Fewer bits a weight": "Yes. Memory binds, and the weights are most of the bytes.",
+            "A faster matrix product": "No. The multipliers already wait 97 % of the time.",
+            "Nothing can be right with 3 %": "No. It is close to the best this machine can do with one token at a time.",
+        },
+        "Fewer bits a weight",
+    ),
+    (
+        "Why does a prompt of 64 tokens take far less than 64 decode steps?",
+        {
+            "Its weights are read once, not 64 times": "Yes: the bytes stay, only the FLOPs grow.",
+            "Prefill skips layers": "No. Every token goes through every layer, as in decode.",
+            "Attention is cheaper for it": "No. The scores are the same ones, computed together.",
+        },
+        "Its weights are read once, not 64 times",
+    ),
+    (
+        "MFU and MBU are both at 10 %. Which ceiling binds?",
+        {
+            "Neither: overhead does": "Yes. Look for many small operations, waiting threads, or a busy machine.",
+            "Memory": "No. Memory could deliver ten times as much in that time.",
+            "Arithmetic": "No. The multipliers could do ten times as much in that time.",
+        },
+        "Neither: overhead does",
     ),
 )

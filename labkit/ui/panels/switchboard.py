@@ -63,6 +63,9 @@ class Switchboard:
         self.stop_button.disabled = True
         self.table, self.runs = w.HTML(), w.HTML()
         self.widget = self._arrange()
+        for extra in self.extras:
+            if hasattr(extra, "attach"):
+                extra.attach(self)
         self._ready()
         self._count_tokens()
         if preload:
