@@ -224,7 +224,7 @@ QUIZ = (
     (
         "Why does the clock see attention overtake the FFN earlier than a count of FLOPs does?",
         {
-            "Its FLOPs run slower": "Yes: small products, a softmax and a mask reach less of the peak than one big product.",
+            "Its FLOPs run slower": "Yes: small products, a softmax and a mask stay further below the peak.",
             "The count is wrong": "The count is exact. It only takes all operations to be equally fast.",
             "The FFN is skipped": "No: every token goes through every FFN.",
         },
