@@ -41,13 +41,17 @@ class Server:
         return f"http://127.0.0.1:{self.port}/{page}?token={TOKEN}{more}"
 
 
+def write_notebook(path: Path, code: str) -> None:
+    """A notebook of one code cell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, path)
+
+
 def write_notebooks(folder: Path, demo: Path) -> None:
     """Two panels on one page, and a copy of the demo: the browser may save what it likes here."""
-    folder.mkdir(parents=True)
-    book = nbformat.v4.new_notebook()
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    book.cells = [nbformat.v4.new_code_cell(BOARDS.strip())]
-    nbformat.write(book, folder / "two_panels.ipynb")
+    write_notebook(folder / "two_panels.ipynb", BOARDS.strip())
     (folder / demo.name).write_text(demo.read_text(encoding="utf-8"), encoding="utf-8")
 
 
