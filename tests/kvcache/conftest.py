@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from labkit.kvcache import blocks
 from labkit.kvcache.reader import compile_cpu_kernel, make_reader
+
+torch.set_num_threads(1)  # the tensors here are small, and test processes run side by side
 
 
 @pytest.fixture(params=["kernel", "torch"])

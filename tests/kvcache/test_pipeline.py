@@ -10,13 +10,13 @@ import torch
 from labkit import registry
 from labkit.checkpoint.random_weights import byte_vocabulary
 from labkit.kvcache import Sliding
-from labkit.kvcache.reader import compile_cpu_kernel
 from labkit.model import Model, ModelConfig, Transformer
 from labkit.model.config import DenseFFN, GroupedAttention, Layer, Rope
 from labkit.pipeline import Pipeline
 from labkit.tokenizer import Tokenizer
 from tests.kvcache.drive import LOSSLESS, LOSSY
 
+pytestmark = pytest.mark.usefixtures("reading")
 PROMPT = "A cache remembers what was computed, so that it need not be computed again." * 2
 CHOICES = {name: choice for name, choice in LOSSLESS.items() if name != "offloaded"}
 
@@ -45,11 +45,6 @@ def oracle(model) -> list[int]:
     for _ in range(60):
         ids.append(int(model(ids)[-1].argmax()))
     return ids[n_prompt:]
-
-
-@pytest.fixture(params=["kernel", "torch"], autouse=True)
-def _reading(reading):
-    compile_cpu_kernel().result()
 
 
 def generate(model, kv_cache, **options):
