@@ -102,7 +102,7 @@ def test_dots_are_counted_and_measured(default_model: Any, made_up_machine: None
     assert result is not None
     dots = result.data["dots"]
     assert [d["tokens together"] for d in dots] == [1, 2, 4]
-    assert dots[2]["FLOP/byte"] > 3.5 * dots[0]["FLOP/byte"]
+    assert dots[2]["FLOP/byte"] > 3 * dots[0]["FLOP/byte"]  # not 4: the head serves the last token alone
     found.fields["grows"].value = roofline.BATCH
     found.run_button.click()
     assert found.wait().data["dots"][2]["FLOP/byte"] > 3 * dots[0]["FLOP/byte"]

@@ -231,7 +231,7 @@ QUIZ = (
         {
             "Fewer bits a weight": "Yes. Memory binds, and the weights are most of the bytes.",
             "A faster matrix product": "No. The multipliers already wait 97 % of the time.",
-            "Nothing can be right with 3 %": "No. It is close to the best this machine can do with one token at a time.",
+            "Nothing can be right with 3 %": "No. It is close to the best that one token at a time allows.",
         },
         "Fewer bits a weight",
     ),
