@@ -63,7 +63,7 @@ def prefill_phases(model: Any, n_tokens: int, *, should_stop: Any) -> dict[str, 
     """Exclusive seconds by phase of one prefill of ``n_tokens`` in the reference backend."""
     transformer = model.transformer
     cache = ContiguousCache(transformer.cache_entries, capacity_tokens=n_tokens, device=model.device, dtype=model.dtype)
-    ids = torch.arange(n_tokens, device=model.device) % 1000 + 100
+    ids = torch.arange(n_tokens, device=model.device) % (model.config.vocab_size // 2)
     timer: Any = Timer()
     if model.device.type == "cuda":
         from labkit.perf.timer import CudaTimer
