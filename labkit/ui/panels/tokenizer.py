@@ -60,7 +60,7 @@ def chips(pieces: list[bytes], ids: list[int] | None = None) -> str:
     """
     items = []
     for n, piece in enumerate(pieces[:_MAX_CHIPS]):
-        words = escape(_readable(piece))
+        words = escape(readable(piece))
         label = f' title="id {ids[n]}"' if ids else ""
         color = _SHADES[n % len(_SHADES)]
         items.append(
@@ -72,7 +72,12 @@ def chips(pieces: list[bytes], ids: list[int] | None = None) -> str:
     return f'<ol aria-label="tokens" style="list-style:none;padding:0;margin:4px 0">{"".join(items)}{more}</ol>'
 
 
-def _readable(piece: bytes) -> str:
+def readable(piece: bytes) -> str:
+    """A token's bytes as text, white space made visible; in hex when they are not whole characters.
+
+    >>> readable(b" the"), readable(bytes([0xF0, 0x9F]))
+    ('·the', 'F0 9F')
+    """
     try:
         text = piece.decode()
     except UnicodeDecodeError:
@@ -119,7 +124,7 @@ class MergeSlider:
         said = f"{len(text)} characters, {len(text.encode())} bytes, **{len(ids)} tokens**."
         if n_merges:
             last = self.model.merges[n_merges - 1]
-            left, right, token = (f"`{_readable(part)}`" for part in (last.left, last.right, last.token))
+            left, right, token = (f"`{readable(part)}`" for part in (last.left, last.right, last.token))
             said += f" Merge {n_merges}: {left} and {right} became {token}, seen {last.count:,} times in training."
         else:
             said += " No merge yet: every token is one byte."
@@ -281,7 +286,7 @@ QUIZ = (
         "Few merges were learned for its bytes",
     ),
     (
-        "A model's tokens are doubled in number by a new vocabulary. What becomes cheaper?",
+        "A new vocabulary has twice as many tokens. What becomes cheaper?",
         {
             "Each step of decode": "No: the last layer now scores twice as many candidates.",
             "The number of steps for a text": "Yes: longer tokens, fewer of them. The table of embeddings pays for it.",
