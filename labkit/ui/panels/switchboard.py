@@ -64,8 +64,9 @@ class Switchboard:
         self.table, self.runs = w.HTML(), w.HTML()
         self.widget = self._arrange()
         for extra in self.extras:
-            if hasattr(extra, "attach"):
-                extra.attach(self)
+            attach = getattr(extra, "attach", None)
+            if attach is not None:
+                attach(self)
         self._ready()
         self._count_tokens()
         if preload:
