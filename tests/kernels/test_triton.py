@@ -1,0 +1,41 @@
+"""The Triton kernels equal plain PyTorch: in Triton's interpreter on any machine, on the device where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CASES = Path(__file__).with_name("triton_cases.py")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton, Linux only)"
+)
+
+
+def run(device, **variables):
+    done = subprocess.run(
+        [sys.executable, str(CASES), device],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return [line.split()[0] for line in done.stdout.splitlines()]
+
+
+@needs_triton
+def test_every_kernel_in_the_interpreter():
+    assert len(run("cpu", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")) == 7
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_every_kernel_on_the_gpu():
+    assert len(run("cuda")) == 7
