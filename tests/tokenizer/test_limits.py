@@ -186,6 +186,14 @@ def test_chunks_are_cut_where_words_end(smollm2):
     assert [i for piece in pieces for i in smollm2.encode(piece)] == smollm2.encode(text)
 
 
+def test_sentencepiece_texts_are_cut_in_front_of_spaces(pairs, monkeypatch):
+    ours, _ = pairs("llama2")
+    text = corpus()[-40_000:] + "  x   y\n  z " * 50
+    ids = ours.encode(text)
+    monkeypatch.setattr(batch, "_CHUNK_CHARS", 997)
+    assert ours.encode(text) == ids
+
+
 # ---- chat templates
 # ---------------------------------------------------------------------------------------------------
 
