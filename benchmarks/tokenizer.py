@@ -134,20 +134,20 @@ def engine(name: str, meta: dict[str, Any]) -> Engine:
 # ---- what is measured ------------------------------------------------------------------------------------------------
 
 
-def compare(engines: dict[str, Engine], texts: list[str], rounds: int) -> dict[str, float]:
-    """Median seconds of each engine, the rounds interleaved; the first, untimed round checks the ids."""
+def compare(engines: dict[str, Engine], texts: list[str], rounds: int, *, warm: bool = True) -> dict[str, float]:
+    """Median seconds of each engine, rounds interleaved. The first round's ids must agree; warm: it is not counted."""
     expected = None
-    for name, run in engines.items():
-        ids = [list(map(int, row)) for row in run(texts)]
-        expected = expected or ids
-        assert ids == expected, f"{name} gives other ids"
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(rounds):
+    for nth in range(rounds + warm):
         for name, run in engines.items():
             start = time.perf_counter()
-            run(texts)
+            rows = run(texts)
             seconds[name].append(time.perf_counter() - start)
-    return {name: median(values) for name, values in seconds.items()}
+            if nth == 0:
+                ids = [list(map(int, row)) for row in rows]
+                expected = expected or ids
+                assert ids == expected, f"{name} gives other ids"
+    return {name: median(values[warm:]) for name, values in seconds.items()}
 
 
 def peak_memory_mb(name: str, n_mb: float, shape: str) -> float:
@@ -199,8 +199,9 @@ def growth(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     line = base64.b64encode(random.Random(1).randbytes(750_000)).decode()
     for kind, text in (("aaaa", "a" * 1_000_000), ("a line without spaces", line), ("spaces", " " * 1_000_000)):
         for n in (125_000, 250_000, 500_000, 1_000_000):
-            seconds = compare(engines, [text[:n]], max(1, arguments.rounds // 2))
-            rows.append({"text": kind, "characters": n, **{name: round(s, 4) for name, s in seconds.items()}})
+            seconds = compare(engines, [text[:n]], arguments.rounds, warm=False)
+            rows.append({"text": kind, "characters": n, **{f"{name} s": round(s, 4) for name, s in seconds.items()}})
+            print(rows[-1], flush=True)
     return rows
 
 

@@ -59,7 +59,8 @@ def smollm2_metadata():
     from labkit.checkpoint.fetch import fetch_default
     from labkit.checkpoint.gguf import GGUFFile
 
-    return GGUFFile(fetch_default()).metadata
+    with GGUFFile(fetch_default()) as file:
+        return file.metadata
 
 
 @pytest.fixture(scope="session")
