@@ -182,20 +182,16 @@ def _derive(
     def linears(point: Point) -> float:
         return costs[point].phases["attention"].n_weights * weight_s[width][point.n_rows].value
 
-    # Two lengths, two unknowns: a part that grows with the tokens, and one that grows with their square.
-    left = {p: beyond(p, "attention", 1.0, known=linears(p)) for p in (short, longest)}
-    flops = {p: costs[p].phases["attention"].attention_flops for p in (short, longest)}
-    per_token = {p: p.n_new * d_q * n for p in (short, longest)}
-    determinant = flops[longest] * per_token[short] - flops[short] * per_token[longest]
-    score = (left[longest].value * per_token[short] - left[short].value * per_token[longest]) / determinant
-    score = max(score, 0.1 * left[longest].value / flops[longest])
-    rotary = max(0.0, (left[short].value - score * flops[short]) / per_token[short])
-    score_flop_s = _like(left[longest], score)
-
+    score_flop_s, rotary_s = _attention_rates(
+        {p: beyond(p, "attention", 1.0, known=linears(p)) for p in (short, longest)},
+        {p: costs[p].phases["attention"].attention_flops for p in (short, longest)},
+        {p: p.n_new * d_q * n for p in (short, longest)},
+        like=_scaled(weight_s[width][longest.n_rows], 0.5 / longest.n_rows),
+    )
     chunk, chunk_flop_s = Point("narrow", 256, 768), score_flop_s
     if chunk in times and short.n_new == chunk.n_new:
         square = step_cost(narrow, n_new=256, n_past=768, full_square=True).phases["attention"].attention_flops
-        chunk_flop_s = beyond(chunk, "attention", square, known=linears(short) + rotary * per_token[short])
+        chunk_flop_s = beyond(chunk, "attention", square, known=linears(short) + rotary_s.value * short.n_new * d_q * n)
 
     far, near = Point("narrow", 1, FAR_TOKENS), Point("narrow", 1)
     kv_bytes = costs[far].phases["attention"].kv_read_bytes - costs[near].phases["attention"].kv_read_bytes
@@ -211,7 +207,7 @@ def _derive(
         weight_s=weight_s,
         head_s=head_s,
         norm_s=beyond(longest, "norm", 2 * n * longest.n_new * narrow.d_model),
-        rotary_s=_like(left[short], rotary),
+        rotary_s=rotary_s,
         score_flop_s=score_flop_s,
         chunk_flop_s=chunk_flop_s,
         kv_byte_s=kv_byte_s,
@@ -220,6 +216,24 @@ def _derive(
         busy_share=busy,
         n_heads_together=narrow.n_kv_heads,
     )
+
+
+def _attention_rates(
+    left: dict[Point, Rate], flops: dict[Point, float], per_token: dict[Point, float], *, like: Rate
+) -> tuple[Rate, Rate]:
+    """Two prompt lengths, two unknowns: what grows with the tokens' square (seconds a FLOP), and what with the tokens.
+
+    ``like``, seconds a FLOP of the linear layers, stands in when both lengths are too short to tell them apart (a
+    machine so busy that longer ones were left out), and bounds what noise can make of the difference.
+    """
+    short, long = sorted(left, key=lambda p: p.n_new)
+    if short.n_new < 64:
+        return like, Rate.exactly(0.0)
+    determinant = flops[long] * per_token[short] - flops[short] * per_token[long]
+    score = (left[long].value * per_token[short] - left[short].value * per_token[long]) / determinant
+    score = min(max(score, 0.1 * left[long].value / flops[long]), left[long].value / flops[long], 20 * like.value)
+    rotary = max(0.0, (left[short].value - score * flops[short]) / per_token[short])
+    return _like(left[long], score), _like(left[short], rotary)
 
 
 def _cost(config: ModelConfig, point: Point, engine: Engine) -> StepCost:

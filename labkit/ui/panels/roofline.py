@@ -182,6 +182,26 @@ def tokens_at_ridge(machine: Machine, model: Any) -> float:
     return machine.ridge(peak_dtype(machine, engine.dtype)) * _bytes_a_weight(engine) / 2
 
 
+def speed_rows(machine: Machine, model: Any, trace: Any) -> list[dict[str, Any]]:
+    """A run's speed below its ceiling: bandwidth over the bytes that each token must read."""
+    engine, itl = _engine(model), trace.itl_s
+    middle = trace.n_prompt_tokens + trace.n_tokens // 2
+    step = decode_cost(model.config, middle, dtype=engine.dtype, weights=engine.weights).total
+    ceiling = machine.read.value / step.bytes
+    rows: list[dict[str, Any]] = [
+        {"what": "your memory reads (measured)", "figure": machine.read.value / 1e9, "unit": "GB/s"},
+        {"what": "weights and cache, read for each token (counted)", "figure": step.bytes / 1e6, "unit": "MB"},
+        {"what": "your ceiling: one over the other", "figure": ceiling, "unit": "tok/s"},
+    ]
+    if itl:
+        speed = len(itl) / sum(itl)
+        rows += [
+            {"what": "your run (measured)", "figure": speed, "unit": "tok/s"},
+            {"what": "its share of the ceiling", "figure": 100 * speed / ceiling, "unit": "%"},
+        ]
+    return rows
+
+
 def batch_rows(model: Any, *, contexts: Sequence[int], batches: Sequence[int]) -> list[dict[str, Any]]:
     """FLOPs a byte of one decode step, counted: a row a context, a column a batch."""
     engine = _engine(model)
