@@ -2,7 +2,7 @@
 
 **The rule** (Sennrich et al. 2016): start from single symbols; while some adjacent pair is in the merge table, join the
 pair of lowest rank, the left-most one if several have it. A word of n symbols takes at most n - 1 joins. Looking for
-the lowest rank afresh after each join costs O(n^2), which is fastest up to some fifty symbols and hopeless for a
+the lowest rank afresh after each join costs O(n^2), which is fastest up to some forty symbols and hopeless for a
 megabyte of "aaaa"; a priority queue over a linked list gives the same joins in the same order in O(n log n).
 
 A merge table is a dict from "left right" (a space between; no symbol contains one) to the rank: exactly the strings
@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-SCAN_LIMIT = 48  # symbols; above it the queue wins (benchmarks/tokenizer.py --crossover)
+SCAN_LIMIT = 40  # symbols; above it the queue wins (benchmarks/tokenizer.py --crossover)
 _NO_RANK = 1 << 62
 _POSITION_BITS = 32
 

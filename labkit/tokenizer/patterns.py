@@ -2,8 +2,8 @@ r"""The regular expressions that published tokenizers split text with, and the n
 
 A pre-tokenizer decides where a merge may never reach across. Leave it out and 9 % of SmolLM2's tokens of English prose
 change, 16 % of those of Python code (benchmarks/tokenizer.py --no-split), so labkit runs the exact one or refuses the
-file. Sources: each model's own ``tokenizer.json``, `tiktoken`'s ``tiktoken_ext/openai_public.py``, and the name table in
-llama.cpp's ``src/llama-vocab.cpp``.
+file. Sources: each model's own ``tokenizer.json``, `tiktoken`'s ``tiktoken_ext/openai_public.py``, and the name table
+in llama.cpp's ``src/llama-vocab.cpp``.
 """
 
 from __future__ import annotations
