@@ -20,7 +20,8 @@ from labkit.kernels import backends
 from labkit.model.config import dtype_name
 from labkit.model.model import Model
 from labkit.model.step import Cancelled
-from labkit.perf.timer import CudaTimer, Timer
+from labkit.perf.cuda_timer import CudaTimer
+from labkit.perf.timer import Timer
 from labkit.perf.trace import Trace
 from labkit.run import Completion, Run
 

@@ -4,8 +4,7 @@
 it charge to theirs. A phase switch reads the clock once and adds one number, so a step of 30 layers
 costs about 0.1 ms; ``NULL_TIMER`` does nothing at all.
 
-On CUDA the clock is a stream of events, because the host only queues work: ``CudaTimer`` records one event
-a switch and reads them when they have passed, so it never makes the host wait inside the loop.
+On CUDA the host only queues work, so the clock there is a chain of events: ``labkit.perf.cuda_timer``.
 """
 
 from __future__ import annotations
@@ -149,56 +148,6 @@ class _Phase:
     def __exit__(self, *exc: object) -> None:
         self.timer._switch()
         self.timer._stack.pop()
-
-
-class CudaTimer(Timer):
-    """Charges the device's time: one CUDA event a switch, read once they have passed.
-
-    A step's phases are complete when the device has caught up; ``finish()`` waits for that, once, at the end.
-    Host-only phases (tokenize, detokenize) count by the gap they leave on the stream.
-    """
-
-    def __init__(self, *, detail_every: int = 16, device: Any = None) -> None:
-        super().__init__(detail_every=detail_every)
-        import torch
-
-        self._event = lambda: torch.cuda.Event(enable_timing=True)
-        self._stream = torch.cuda.current_stream(device)
-        self._marks: list[list[tuple[str | None, int, Any, Any]]] = [[]]
-        self._mark = self._record()
-
-    def _record(self) -> Any:
-        event = self._event()
-        event.record(self._stream)
-        return event
-
-    def begin(self) -> None:
-        super().begin()
-        self._mark = self._record()
-
-    def begin_step(self, stage: str, n_tokens: int = 0) -> None:
-        super().begin_step(stage, n_tokens)
-        self._marks.append([])
-
-    def _switch(self) -> None:
-        self._last = time.perf_counter_ns()
-        after = self._record()
-        self._marks[-1].append((self._stack[-1], self.layer, self._mark, after))
-        self._mark = after
-
-    def finish(self) -> None:
-        self._mark.synchronize()
-        for record, marks in zip(self.steps, self._marks[1:], strict=False):
-            totals: dict[str, float] = defaultdict(float)
-            at = record.start_s
-            record.detail = []
-            for name, layer, start, end in marks:
-                took = start.elapsed_time(end) * 1e-3
-                if name is not None:
-                    totals[name] += took
-                    record.detail.append((name, layer, at, at + took))
-                at += took
-            record.phases = dict(totals)
 
 
 class NullTimer:

@@ -66,7 +66,7 @@ def prefill_phases(model: Any, n_tokens: int, *, should_stop: Any) -> dict[str, 
     ids = torch.arange(n_tokens, device=model.device) % (model.config.vocab_size // 2)
     timer: Any = Timer()
     if model.device.type == "cuda":
-        from labkit.perf.timer import CudaTimer
+        from labkit.perf.cuda_timer import CudaTimer
 
         timer = CudaTimer(device=model.device)
     timer.begin_step("prefill")
