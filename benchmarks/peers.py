@@ -124,7 +124,11 @@ class Running:
     @classmethod
     def start(cls, peer: Peer) -> Running | None:
         """Start and load; None (said on stderr) when it cannot."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(peer.options["n_threads"]), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(peer.options["n_threads"]),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         process = subprocess.Popen(
             [str(python_of(peer.environment)), str(WORKERS / f"{peer.worker}_worker.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,

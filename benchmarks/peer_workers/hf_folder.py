@@ -62,7 +62,11 @@ def write(folder: Path) -> Path:
     fields = gguf.GGUFReader(str(fetch_default())).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = fields["tokenizer.ggml.merges"].contents()
-    bpe = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": [m.split(" ") for m in merges]}
+    bpe = {
+        "type": "BPE",
+        "vocab": {token: i for i, token in enumerate(tokens)},
+        "merges": [m.split(" ") for m in merges],
+    }
     split = {"type": "Digits", "individual_digits": True}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     special = [

@@ -17,7 +17,13 @@ def load(options):
     server = xlc.Server(params)
 
     def generate(prompt_ids, n_new):
-        request = {"prompt": prompt_ids, "n_predict": n_new, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
+        request = {
+            "prompt": prompt_ids,
+            "n_predict": n_new,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
         answer = server.handle_completions(request)
         answer = json.loads(answer) if isinstance(answer, str) else answer
         timings = answer["timings"]

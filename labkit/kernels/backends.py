@@ -9,6 +9,7 @@ anything is built.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -75,8 +76,37 @@ def build_fused(config: None, *, transformer: Any, cache: Any) -> StepFunction:
     return build() if fused.compilation().ready() else WaitingStep(transformer, cache, build)
 
 
+def _no_cuda_graph() -> str | None:
+    if not torch.cuda.is_available():
+        return "it needs an NVIDIA GPU and a CUDA build of torch."
+    if importlib.util.find_spec("triton") is None:
+        return "it needs Triton: pip install triton (Linux)."
+    return None
+
+
+@register(
+    "backend",
+    "cuda-graph",
+    summary="Triton kernels, a decode step replayed as one launch",
+    why_not=_no_cuda_graph,
+)
+def build_cuda_graph(config: None, *, transformer: Any, cache: Any) -> StepFunction:
+    reason = reason_for("cuda-graph", transformer=transformer, cache=cache)
+    if reason:
+        return ReferenceStep(transformer, cache, reason)
+    from labkit.kernels.triton.step import GraphStep
+
+    return GraphStep(transformer, cache)
+
+
 def reason_for(name: str, *, transformer: Any, cache: Any) -> str | None:
     """Why the backend ``name`` hands this model on this cache to the reference; None when it does not."""
+    if name == "cuda-graph":
+        if transformer.device.type != "cuda":
+            return f"the model is on {transformer.device}: the captured step is for a GPU."
+        from labkit.kernels.triton.step import why_not
+
+        return why_not(transformer, cache)
     if name != "fused":
         return None
     return fused.why_not(transformer) or fused.why_not_cache(cache)
@@ -86,7 +116,9 @@ def choose(choice: Any, *, transformer: Any, cache: Any) -> Any:
     """The backend that ``"auto"`` means for this model and cache; any other choice is returned as it is."""
     if choice != "auto":
         return choice
-    return "reference" if reason_for("fused", transformer=transformer, cache=cache) else "fused"
+    on_gpu = transformer.device.type == "cuda" and _no_cuda_graph() is None
+    name = "cuda-graph" if on_gpu else "fused"
+    return "reference" if reason_for(name, transformer=transformer, cache=cache) else name
 
 
 def prepare(name: str = "fused", *, timeout_s: float | None = None) -> bool:

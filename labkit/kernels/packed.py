@@ -3,11 +3,14 @@
     linear_int8(x, weight, scales, bias)                            x (..., K) -> (..., N)
     linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
 
-The packed layouts are ``labkit.quant.grid``'s. A device registers its kernel for its own tensors
-(``labkit.kernels.triton``); where none is, the weights are unpacked and multiplied.
+The packed layouts are ``labkit.quant.grid``'s. On a GPU a few tokens go through Triton, from the packed form; elsewhere
+the weights are unpacked and multiplied.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +32,24 @@ def unpack_weight_int4(
     return dense.flatten(1)[:n_out, :n_in]
 
 
+FEW_TOKENS = 8
+"""Up to here a GPU reads the packed weights once for each token; beyond, it unpacks them and multiplies."""
+
+
+@lru_cache(maxsize=1)
+def _triton() -> Any:
+    """The Triton kernels, or None where Triton is not installed."""
+    try:
+        from labkit.kernels.triton import matvec
+    except ImportError:
+        return None
+    return matvec
+
+
 @torch.library.custom_op("labkit::linear_int8", mutates_args=())
 def linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    if x.is_cuda and x.numel() // x.shape[-1] <= FEW_TOKENS and (kernels := _triton()) is not None:
+        return kernels.linear_int8(x, weight, scales, bias)
     dense = weight[:, : x.shape[-1]].to(x.dtype)
     out = F.linear(x, dense) * scales.to(x.dtype)
     return out if bias is None else out + bias
@@ -45,6 +64,8 @@ def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
 def linear_int4(
     x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
 ) -> Tensor:
+    if x.is_cuda and x.numel() // x.shape[-1] <= FEW_TOKENS and (kernels := _triton()) is not None:
+        return kernels.linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
     dense = unpack_weight_int4(weight, scales, zeros, group_size, n_out, x.shape[-1]).to(x.dtype)
     return F.linear(x, dense, bias)
 

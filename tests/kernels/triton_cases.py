@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from labkit.kernels import ops, packed
 from labkit.kernels.triton import attention, elementwise, matvec, sampling
@@ -33,7 +37,8 @@ def rotate_append(device):
         close(got, ops.rotate(q, cos, sin, layout=layout))
         close(caches[0][:, 5:7], ops.rotate(k, cos, sin, layout=layout).transpose(0, 1))
         close(caches[1][:, 5:7], v.transpose(0, 1))
-        assert not caches[0][:, :5].any() and not caches[0][:, 7:].any()
+        assert not caches[0][:, :5].any()
+        assert not caches[0][:, 7:].any()
 
 
 def gate(device):
@@ -75,7 +80,39 @@ def argmax(device):
     assert int(sampling.argmax(logits, out)) == int(logits.argmax()) == 7
 
 
-CASES = [rms_norm, rotate_append, gate, attend_one, linear_int8, linear_int4, argmax]
+def step(device):
+    """The captured step (without a graph on a CPU) against the model's own forward, and its own greedy loop."""
+    from labkit import registry
+    from labkit.kernels import backends
+    from labkit.kernels.triton.step import GraphStep
+    from labkit.kvcache.contiguous import ContiguousCache
+    from labkit.perf.timer import NULL_TIMER
+    from labkit.quant import Int4
+    from tests.kernels.families import FAMILIES, random_model
+
+    for weights, family in ((None, "sinks"), (Int4(32), "partial, interleaved")):
+        config = FAMILIES[family]
+        layers = tuple(replace(layer, ffn=replace(layer.ffn, activation="silu")) for layer in config.layers[:1])
+        transformer = random_model(replace(config, layers=layers))
+        if weights is not None:
+            transformer = registry.find("weights", weights)[0].build(weights, transformer=transformer)
+        transformer.to(device)
+        caches = [ContiguousCache(transformer.cache_entries, capacity_tokens=16, device=device) for _ in range(2)]
+        steps = [GraphStep(transformer, caches[0]), backends.ReferenceStep(transformer, caches[1])]
+        ids, options = torch.arange(9, device=device), {"timer": NULL_TIMER, "should_stop": lambda: False}
+        with torch.inference_mode():
+            for at in (slice(0, 7), slice(7, 8), slice(8, 9)):
+                got, wanted = (step(ids[at], **options) for step in steps)
+                close(got, wanted, 1e-3)
+            start = token = wanted.argmax(-1)
+            chosen = []
+            for _ in range(2):
+                token = steps[1](token, **options).argmax(-1)
+                chosen.append(int(token))
+            assert steps[0].decode_many(start, 2).tolist() == chosen
+
+
+CASES = [rms_norm, rotate_append, gate, attend_one, linear_int8, linear_int4, argmax, step]
 
 
 def main(device="cpu"):

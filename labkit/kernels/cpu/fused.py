@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.kernels.cpu import linear
+CHUNK = 256
+"""Tokens of a prompt that go through the model together: their activations stay near the cores."""
 
 
 class Compilation:
@@ -105,7 +106,7 @@ def why_not_cache(cache: Any) -> str | None:
 
 
 class FusedStep:
-    """``step(token_ids, timer=..., should_stop=...)`` of one run: one token compiled, more by the batched path."""
+    """``step(token_ids, timer=..., should_stop=...)`` of one run: one token, or a prompt in chunks."""
 
     computed_by, reason = "fused", ""
 
@@ -113,7 +114,8 @@ class FusedStep:
         from labkit.kernels.cpu import plan, step, team
 
         self.transformer, self.cache = transformer, cache
-        self._names = step.PHASE_NAMES
+        self._cells = step
+        self._decode, self._prefill = team.compiled("decode"), team.compiled("prefill")
         self._plan = made = plan.plan(transformer)
         self._team = team.team(n_threads)
         self._layers = made.layers.copy()
@@ -123,55 +125,65 @@ class FusedStep:
         n_att = max(int(row[plan.N_HEADS] * (row[plan.D_HEAD] + 2)) for row in self._layers)
         _, _, cells = step.room(made.widest, n_att, self._team.n_threads)
         self._work = torch.zeros(cells + 16, dtype=torch.float32)
-        self._x = torch.zeros(made.d_model, dtype=torch.float32)
         self._phases = np.zeros(8, np.int64)
         self._sizes = np.zeros(12, np.int64)
         s = self._sizes
-        s[[step.N_LAYERS, step.D_MODEL, step.VOCAB]] = len(self._layers), made.d_model, made.vocab_size
+        s[[step.N_LAYERS, step.D_MODEL]] = len(self._layers), made.d_model
         s[[step.LAYER_NORM, step.FINAL_W, step.FINAL_B]] = made.layer_norm, *made.final_norm
         s[[step.WIDEST, step.N_ATT]] = made.widest, n_att
         s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
         self._job = np.zeros(12, np.int64)
         job = self._job
-        job[step.FUNCTION] = team.compiled("decode")
         job[step.LINEARS], job[step.LAYERS] = made.linears.ctypes.data, self._layers.ctypes.data
         job[step.FLOATS], job[step.SIZES] = made.floats.ctypes.data, s.ctypes.data
-        job[step.WORK] = (self._work.data_ptr() + 63) // 64 * 64
-        job[step.X], job[step.PHASES] = self._x.data_ptr(), self._phases.ctypes.data
-        self._logits_cell, self._position_cell = step.LOGITS, step.POSITION
+        job[step.PHASES] = self._phases.ctypes.data
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
-        if len(token_ids) > 1:
-            with linear.compiled_products(self._team.n_threads):
-                return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
-        return self.decode(token_ids, timer, should_stop)
+        for start in range(0, len(token_ids), CHUNK):
+            chunk = token_ids[start : start + CHUNK]
+            logits = self._run(chunk, timer, should_stop, wanted=start + CHUNK >= len(token_ids))
+        return logits
 
-    def decode(self, token_ids: Tensor, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
-        """One token: (1, V) float32."""
-        transformer = self.transformer
+    def _run(self, token_ids: Tensor, timer: Any, should_stop: Callable[[], bool], *, wanted: bool) -> Tensor:
+        """The tokens through the model: logits after the last, (1, V) float32, when ``wanted``."""
+        transformer, n_new = self.transformer, len(token_ids)
         with timer("embed"):
-            opened = transformer.begin(self.cache, 1, timer, should_stop)
+            opened = transformer.begin(self.cache, n_new, timer, should_stop)
             opened.check()
-            x = transformer.embedding(token_ids)[0]
+            x = transformer.embedding(token_ids)
             scale = transformer.config.embedding_scale
             if scale != 1.0:
                 x = x * torch.tensor(scale, dtype=x.dtype).item()
             if transformer.positions is not None:
-                x = x + transformer.positions(opened.positions)[0]
-            self._x.copy_(x)
+                x = x + transformer.positions(opened.positions)
+            x = x.float().contiguous()
         with timer("schedule"):
             self._bind_cache()
             self._bind_rotary(opened)
             n_vocab = self._plan.vocab_size
             logits = torch.empty(n_vocab + -n_vocab % 4, dtype=torch.float32)
-            self._job[self._logits_cell] = logits.data_ptr()
-            self._sizes[self._position_cell] = self.cache.segments[0].n_past
+            job, sizes, cell = self._job, self._sizes, self._cells
+            job[[cell.X, cell.LOGITS]] = x.data_ptr(), logits.data_ptr()
+            sizes[[cell.POSITION, cell.N_NEW, cell.WANTED]] = self.cache.segments[0].n_past, n_new, wanted
+            job[cell.FUNCTION] = self._decode if n_new == 1 else self._prefill
+            work = self._room(n_new)
+            job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
             self._phases[:] = 0
-            self._team.run(self._job)
+            self._team.run(job)
             self.cache.commit()
             tick = self._team.system.tick_s
-            timer.charge({name: int(self._phases[i]) * tick for i, name in enumerate(self._names)})
+            timer.charge({name: int(self._phases[i]) * tick for i, name in enumerate(cell.PHASE_NAMES)})
         return logits[None, :n_vocab]
+
+    def _room(self, n_new: int) -> Tensor:
+        """Working memory for a step of this many tokens: kept for decode, made for each prefill."""
+        from labkit.kernels.cpu import prefill
+
+        n_threads, sizes, cell = self._team.n_threads, self._sizes, self._cells
+        if n_new == 1:
+            return self._work
+        n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.N_ATT]), n_threads)
+        return torch.zeros(n_bytes // 4 + 32, dtype=torch.float32)
 
     def _bind_cache(self) -> None:
         """Where this sequence's keys and values lie: looked up when its slot changes."""

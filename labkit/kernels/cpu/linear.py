@@ -49,7 +49,6 @@ def multiply(row: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     job[[matmul.LINEAR_AT, matmul.X, matmul.X_STRIDE]] = linear.ctypes.data, flat.data_ptr(), flat.stride(0) * 4
     job[[matmul.OUT, matmul.OUT_STRIDE, matmul.N_TOKENS]] = out.data_ptr(), out.stride(0) * 4, len(flat)
     job[matmul.WORK] = (work.data_ptr() + 63) // 64 * 64
-    job[matmul.LIMIT] = matmul.largest_int16(n_in)
     squad.run(job)
     y = out[:, :n_out]
     if bias is not None:

@@ -10,20 +10,30 @@ import numpy as np
 from numba import carray, njit
 
 from labkit.kernels.cpu import tiles
-from labkit.kernels.cpu.plan import BF16, FORMAT, FP32, GROUP, INT4, INT8, LINEAR, N_IN, N_OUT, SCALES, STRIDE, ZEROS, W
+from labkit.kernels.cpu.plan import (
+    BF16,
+    BIAS,
+    FORMAT,
+    FP32,
+    GROUP,
+    INT4,
+    INT8,
+    LINEAR,
+    N_IN,
+    N_OUT,
+    SCALES,
+    STRIDE,
+    ZEROS,
+    W,
+)
 from labkit.kernels.cpu.products import options, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
 
-LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK, LIMIT = range(4, 12)
-"""Cells of a product's job; the first four are the team's. Strides in bytes; LIMIT: the largest int16 activation."""
+LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK = range(4, 11)
+"""Cells of a product's job; the first four are the team's. Strides in bytes."""
 TOKENS = 96
 """Tokens that meet an unpacked panel before the next is unpacked."""
-
-
-def largest_int16(n_in: int) -> int:
-    """The largest rounded activation for which a sum of n_in products with int8 stays within int32."""
-    return int(min(32767, (2**31 - 1) // (127 * n_in)))
 
 
 def work_bytes(n_tokens: int, n_in: int, n_threads: int) -> int:
@@ -37,42 +47,56 @@ def matmul(rank, team, job):
     cells = carray(array_at(job), (12,), np.int64)
     n_threads, give_way_at = cells[N_THREADS], cells[GIVE_WAY]
     linear = carray(array_at(cells[LINEAR_AT]), (LINEAR,), np.int64)
-    kind, n_tokens, n_in = linear[FORMAT], cells[N_TOKENS], linear[N_IN]
-    n = (n_in + 63) // 64 * 64 if kind == INT4 else n_in
-    if kind == INT8:
-        n = linear[STRIDE]
+    n_tokens, x, x_stride = cells[N_TOKENS], cells[X], cells[X_STRIDE]
+    round_tokens(linear, x, x_stride, n_tokens, cells[WORK], rank, n_threads)
+    barrier(team, n_threads, give_way_at)
+    multiply(linear, x, x_stride, n_tokens, cells[OUT], cells[OUT_STRIDE], cells[WORK], rank, n_threads)
+    barrier(team, n_threads, give_way_at)
+
+
+@njit(**options)
+def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threads):
+    """This thread's rows of out (T, N) = x (T, K) W^T + b. For int8, ``round_tokens`` and a barrier come first."""
+    kind, n_in = linear[FORMAT], linear[N_IN]
     padded = (n_in + 63) // 64 * 64
-    x, x_stride = cells[X], cells[X_STRIDE]
-    rounded, steps = cells[WORK], cells[WORK] + n_tokens * 2 * padded
+    n = padded if kind == INT4 else n_in
+    steps = work + n_tokens * 2 * padded
     panel = (steps + 4 * n_tokens + 63) // 64 * 64 + rank * (16 * padded + 256)
     if kind == INT8:
-        _round_tokens(cells, n_in, padded, rounded, steps, rank, n_threads)
-        barrier(team, n_threads, give_way_at)
-        x, x_stride = rounded, 2 * padded
+        n, x, x_stride = linear[STRIDE], work, 2 * padded
     first, end = share(linear[N_OUT], 4, rank, n_threads)
     for token in range(0, n_tokens, TOKENS):
         stop = min(token + TOKENS, n_tokens)
         for row in range(first, end, 4):
             _unpack(linear, row, n, panel)
-            out = cells[OUT] + token * cells[OUT_STRIDE] + 4 * row
-            _panel(kind == INT8, panel, x + token * x_stride, x_stride, n, out, cells[OUT_STRIDE], stop - token)
+            to = out + token * out_stride + 4 * row
+            _panel(kind == INT8, panel, x + token * x_stride, x_stride, n, to, out_stride, stop - token)
             if kind == INT8:
-                _rescale(linear, row, steps, token, stop, cells[OUT], cells[OUT_STRIDE])
-    barrier(team, n_threads, give_way_at)
+                _rescale(linear, row, steps, token, stop, out, out_stride)
+            if linear[BIAS] != 0:
+                b = carray(array_at(linear[BIAS] + 4 * row), (4,), np.float32)
+                for t in range(token, stop):
+                    y = carray(array_at(out + t * out_stride + 4 * row), (4,), np.float32)
+                    for r in range(min(4, linear[N_OUT] - row)):
+                        y[r] += b[r]
 
 
 @njit(**options)
-def _round_tokens(cells, n_in, padded, rounded, steps, rank, n_threads):
-    """This thread's share of the tokens to int16, with one step a token."""
-    limit = np.float32(cells[LIMIT])
-    step = carray(array_at(steps), (cells[N_TOKENS],), np.float32)
-    first, end = share(cells[N_TOKENS], 1, rank, n_threads)
+def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
+    """For int8: this thread's share of the tokens to int16, with one step a token. Nothing for the other forms."""
+    if linear[FORMAT] != INT8:
+        return
+    n_in = linear[N_IN]
+    padded = (n_in + 63) // 64 * 64
+    limit = np.float32(min(32767, 2147483647 // (127 * n_in)))  # a sum of n_in products stays within int32
+    step = carray(array_at(work + n_tokens * 2 * padded), (n_tokens,), np.float32)
+    first, end = share(n_tokens, 1, rank, n_threads)
     for token in range(first, end):
-        at = cells[X] + token * cells[X_STRIDE]
+        at, to = x + token * x_stride, work + 2 * padded * token
         top = max(tiles.peak(at, n_in), np.float32(1e-30))
-        tiles.round_int16(at, n_in, limit / top, rounded + 2 * padded * token)
+        tiles.round_int16(at, n_in, limit / top, to)
         step[token] = top / limit
-        rest = carray(array_at(rounded + 2 * padded * token), (padded,), np.int16)
+        rest = carray(array_at(to), (padded,), np.int16)
         for i in range(n_in, padded):
             rest[i] = 0
 

@@ -57,8 +57,8 @@ SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 """Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
 FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
 """Cells of a job."""
-N_LAYERS, D_MODEL, VOCAB, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, N_Q, N_ATT = range(12)
-"""Cells of a job's sizes."""
+N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT = range(12)
+"""Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are."""
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
 PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache")
 SPINS = 2000
@@ -135,7 +135,7 @@ def decode(rank, team, job):
             blocks.floats(normed, m)[:] = stream
         else:
             blocks.norm(x, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
-        at = _charge(rank, phases, T_NORM, clock, at)
+        at = charge(rank, phases, T_NORM, clock, at)
         for i in (Q, K, V):
             first, end = share(lin[i, N_OUT], 4, rank, n_threads)
             if i == Q or lin[i, 0] != lin[i - 1, 0] or lin[i, 8] != lin[i - 1, 8]:
@@ -158,10 +158,10 @@ def decode(rank, team, job):
             elif layer[QK_NORM] == 2:
                 blocks.norm(k, n_kv * d, layer[K_NORM], 0, eps, layer_norm, k)
             blocks.turn(k, n_kv, d, layer, position)
-            at = _charge(rank, phases, T_ATTENTION, clock, at)
+            at = charge(rank, phases, T_ATTENTION, clock, at)
             blocks.append(layer[K_CACHE], layer, k, position)
             blocks.append(layer[V_CACHE], layer, v_new, position)
-            at = _charge(rank, phases, T_KV_CACHE, clock, at)
+            at = charge(rank, phases, T_KV_CACHE, clock, at)
         blocks.attend(layer, floats[idx], q, position + 1, rank, n_threads, partial, scores)
         barrier(team, n_threads, give_way_at)
         # merge -> output projection
@@ -170,19 +170,19 @@ def decode(rank, team, job):
         prepare(lin[O], attended, scratch)
         product(lin[O], attended, scratch, delta, first, end)
         barrier(team, n_threads, give_way_at)
-        at = _charge(rank, phases, T_ATTENTION, clock, at)
+        at = charge(rank, phases, T_ATTENTION, clock, at)
         if layer[NORMS] == 1:
             blocks.norm(delta, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
-            _add(stream, normed, m)
+            add(stream, normed, m)
             blocks.floats(normed, m)[:] = stream
         else:
             if layer[NORMS] == 2:
                 blocks.norm(delta, m, layer[ATTN_POST], layer[ATTN_POST_B], eps, layer_norm, normed)
-                _add(stream, normed, m)
+                add(stream, normed, m)
             else:
-                _add(stream, delta, m)
+                add(stream, delta, m)
             blocks.norm(x, m, layer[FFN_NORM], layer[FFN_NORM_B], eps, layer_norm, normed)
-        at = _charge(rank, phases, T_NORM, clock, at)
+        at = charge(rank, phases, T_NORM, clock, at)
         # FFN
         first, end = share(layer[D_FF], 8, rank, n_threads)
         prepare(lin[UP], normed, scratch)
@@ -197,17 +197,17 @@ def decode(rank, team, job):
         prepare(lin[DOWN], hidden, scratch)
         product(lin[DOWN], hidden, scratch, delta_ffn, first, end)
         barrier(team, n_threads, give_way_at)
-        at = _charge(rank, phases, T_FFN, clock, at)
+        at = charge(rank, phases, T_FFN, clock, at)
         if layer[NORMS] == 0:
-            _add(stream, delta_ffn, m)
+            add(stream, delta_ffn, m)
         else:
             weight = layer[FFN_NORM] if layer[NORMS] == 1 else layer[FFN_POST]
             bias = layer[FFN_NORM_B] if layer[NORMS] == 1 else layer[FFN_POST_B]
             blocks.norm(delta_ffn, m, weight, bias, eps, layer_norm, normed)
-            _add(stream, normed, m)
-            at = _charge(rank, phases, T_NORM, clock, at)
+            add(stream, normed, m)
+            at = charge(rank, phases, T_NORM, clock, at)
     blocks.norm(x, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed)
-    at = _charge(rank, phases, T_NORM, clock, at)
+    at = charge(rank, phases, T_NORM, clock, at)
     head = linears[PER_LAYER * n_layers]
     first, end = share(head[N_OUT], 4, rank, n_threads)
     prepare(head, normed, scratch)
@@ -217,18 +217,18 @@ def decode(rank, team, job):
         for i in range(first, end):
             out[i] = cap * np.float32(np.tanh(out[i] / cap))
     barrier(team, n_threads, give_way_at)
-    _charge(rank, phases, T_LM_HEAD, clock, at)
+    charge(rank, phases, T_LM_HEAD, clock, at)
 
 
 @njit(**options)
-def _add(stream, address, m):
+def add(stream, address, m):
     delta = blocks.floats(address, m)
     for i in range(m):
         stream[i] += delta[i]
 
 
 @njit(**options)
-def _charge(rank, phases, phase, clock, since):
+def charge(rank, phases, phase, clock, since):
     """Rank 0 adds the time since ``since`` to a phase; returns now."""
     if rank != 0:
         return since

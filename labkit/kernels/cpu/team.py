@@ -16,6 +16,7 @@ from numba import carray, cfunc, int64, njit
 
 from labkit.kernels.cpu.matmul import matmul
 from labkit.kernels.cpu.platform import system
+from labkit.kernels.cpu.prefill import prefill
 from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, call_job, give_way, pause, ticks
@@ -76,7 +77,7 @@ def publish(team, job, n_threads):
 @lru_cache(maxsize=4)
 def compiled(name: str) -> int:
     """The address of a job's function, compiled or loaded from the disk cache: seconds the first time."""
-    function = {"decode": decode, "matmul": matmul}[name]
+    function = {"decode": decode, "prefill": prefill, "matmul": matmul}[name]
     made = cfunc("void(int64, int64, int64)", nopython=True, error_model="numpy", cache=True)(function)
     _kept.append(made)
     return made.address
@@ -92,6 +93,7 @@ def compile_all() -> None:
     run.compile((int64,) * 2)
     serve.compile((int64,) * 6)
     compiled("decode")
+    compiled("prefill")
     compiled("matmul")
 
 

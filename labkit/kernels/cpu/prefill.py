@@ -1,0 +1,238 @@
+"""Many tokens through the whole model in one compiled function: the prompt, a chunk of it, or a draft to verify.
+
+The products are ``matmul.multiply`` (each thread a share of the rows); everything between them is done token by token,
+each thread taking every n-th. Keys and values go straight into the cache, and only the last token meets the head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from labkit.kernels.cpu import blocks
+from labkit.kernels.cpu.matmul import multiply, round_tokens
+from labkit.kernels.cpu.plan import (
+    ACTIVATION,
+    ATTN_NORM,
+    ATTN_NORM_B,
+    ATTN_POST,
+    ATTN_POST_B,
+    D_FF,
+    D_HEAD,
+    DOWN,
+    FFN_NORM,
+    FFN_NORM_B,
+    FFN_POST,
+    FFN_POST_B,
+    GATE,
+    GATED,
+    K_CACHE,
+    K_NORM,
+    LAYER,
+    LINEAR,
+    N_HEADS,
+    N_KV,
+    NORMS,
+    PER_LAYER,
+    Q_NORM,
+    QK_NORM,
+    UP,
+    V_CACHE,
+    K,
+    O,
+    Q,
+    V,
+)
+from labkit.kernels.cpu.products import options, prepare, product, share
+from labkit.kernels.cpu.rowwise import array_at
+from labkit.kernels.cpu.simd import ticks
+from labkit.kernels.cpu.step import (
+    CAP_BITS,
+    CLOCK,
+    D_MODEL,
+    EPS_BITS,
+    FINAL_B,
+    FINAL_W,
+    FLOATS,
+    GIVE_WAY,
+    LAYER_NORM,
+    LAYERS,
+    LINEARS,
+    LOGITS,
+    N_ATT,
+    N_LAYERS,
+    N_NEW,
+    N_THREADS,
+    PHASES,
+    POSITION,
+    SIZES,
+    T_ATTENTION,
+    T_FFN,
+    T_KV_CACHE,
+    T_LM_HEAD,
+    T_NORM,
+    WANTED,
+    WIDEST,
+    WORK,
+    X,
+    barrier,
+    charge,
+)
+
+BUFFERS = 7
+
+
+@njit(**options)
+def private_bytes(widest, n_att):
+    """Each thread's own memory: scores, one token's attention, and what a product with one token needs."""
+    return 4 * (blocks.TILE + (n_att + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
+
+
+@njit(**options)
+def product_bytes(n_tokens, widest, n_threads):
+    """Memory of the products: int16 activations with their steps, and a panel for each thread."""
+    padded = (widest + 63) // 64 * 64
+    return n_tokens * (2 * padded + 4) + 256 + n_threads * (16 * padded + 256)
+
+
+def work_bytes(n_tokens: int, widest: int, n_att: int, n_threads: int) -> int:
+    """All of a step's memory."""
+    row = 4 * ((widest + 255) // 64 * 64)
+    shared = BUFFERS * row * n_tokens + product_bytes.py_func(n_tokens, widest, n_threads)
+    padded = (widest + 255) // 64 * 64
+    return shared + n_threads * (4 * (blocks.TILE + (n_att + 127) // 64 * 64) + 12 * padded) + 512
+
+
+def prefill(rank, team, job):
+    """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives the last one's (V,)."""
+    cells = carray(array_at(job), (12,), np.int64)
+    n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
+    sizes = carray(array_at(cells[SIZES]), (12,), np.int64)
+    as_floats = carray(array_at(cells[SIZES]), (24,), np.float32)
+    eps, cap = as_floats[2 * EPS_BITS], as_floats[2 * CAP_BITS]
+    n_layers, m, past, n_new = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION], sizes[N_NEW]
+    layer_norm = sizes[LAYER_NORM] != 0
+    linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
+    layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
+    floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
+    phases = carray(array_at(cells[PHASES]), (8,), np.int64)
+    row = 4 * ((sizes[WIDEST] + 255) // 64 * 64)
+    whole = row * n_new
+    x, x_row = cells[X], 4 * m
+    normed, q, k, v = cells[WORK], cells[WORK] + whole, cells[WORK] + 2 * whole, cells[WORK] + 3 * whole
+    delta, gate, up = cells[WORK] + 4 * whole, cells[WORK] + 5 * whole, cells[WORK] + 6 * whole
+    attended = delta  # free until the FFN's last product
+    work = cells[WORK] + BUFFERS * whole
+    mine = (work + product_bytes(n_new, sizes[WIDEST], n_threads) + 63) // 64 * 64
+    mine += rank * private_bytes(sizes[WIDEST], sizes[N_ATT])
+    scores, partial = mine, mine + 4 * blocks.TILE
+    at = ticks(clock)
+    for idx in range(n_layers):
+        layer, lin = layers[idx], linears[PER_LAYER * idx : PER_LAYER * (idx + 1)]
+        d, n_heads, n_kv = layer[D_HEAD], layer[N_HEADS], layer[N_KV]
+        for t in range(rank, n_new, n_threads):
+            if layer[NORMS] == 1:
+                blocks.floats(normed + t * row, m)[:] = blocks.floats(x + t * x_row, m)
+            else:
+                blocks.norm(x + t * x_row, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed + t * row)
+        barrier(team, n_threads, give_way_at)
+        at = charge(rank, phases, T_NORM, clock, at)
+        round_tokens(lin[Q], normed, row, n_new, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        multiply(lin[Q], normed, row, n_new, q, row, work, rank, n_threads)
+        if lin[K, 0] != lin[Q, 0]:
+            barrier(team, n_threads, give_way_at)
+            round_tokens(lin[K], normed, row, n_new, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+        multiply(lin[K], normed, row, n_new, k, row, work, rank, n_threads)
+        if lin[V, 0] != lin[K, 0]:
+            barrier(team, n_threads, give_way_at)
+            round_tokens(lin[V], normed, row, n_new, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+        multiply(lin[V], normed, row, n_new, v, row, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        at = charge(rank, phases, T_ATTENTION, clock, at)
+        for t in range(rank, n_new, n_threads):
+            _turn_heads(layer, layer[Q_NORM], q + t * row, n_heads, d, eps, layer_norm, past + t)
+            _turn_heads(layer, layer[K_NORM], k + t * row, n_kv, d, eps, layer_norm, past + t)
+            blocks.append(layer[K_CACHE], layer, k + t * row, past + t)
+            blocks.append(layer[V_CACHE], layer, v + t * row, past + t)
+        barrier(team, n_threads, give_way_at)
+        at = charge(rank, phases, T_KV_CACHE, clock, at)
+        for t in range(rank, n_new, n_threads):
+            blocks.attend(layer, floats[idx], q + t * row, past + t + 1, 0, 1, partial, scores)
+            blocks.merge(partial, 0, 1, n_heads, d, attended + t * row)
+        barrier(team, n_threads, give_way_at)
+        round_tokens(lin[O], attended, row, n_new, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        multiply(lin[O], attended, row, n_new, normed, row, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        at = charge(rank, phases, T_ATTENTION, clock, at)
+        for t in range(rank, n_new, n_threads):
+            here, added = x + t * x_row, normed + t * row
+            if layer[NORMS] == 1:
+                blocks.norm(added, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, added)
+            elif layer[NORMS] == 2:
+                blocks.norm(added, m, layer[ATTN_POST], layer[ATTN_POST_B], eps, layer_norm, added)
+            _add(here, added, m)
+            if layer[NORMS] == 1:
+                blocks.floats(added, m)[:] = blocks.floats(here, m)
+            else:
+                blocks.norm(here, m, layer[FFN_NORM], layer[FFN_NORM_B], eps, layer_norm, added)
+        barrier(team, n_threads, give_way_at)
+        at = charge(rank, phases, T_NORM, clock, at)
+        round_tokens(lin[UP], normed, row, n_new, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        if layer[GATED] != 0:
+            multiply(lin[GATE], normed, row, n_new, gate, row, work, rank, n_threads)
+        multiply(lin[UP], normed, row, n_new, up, row, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        for t in range(rank, n_new, n_threads):
+            here = up + t * row
+            blocks.activate(layer[ACTIVATION], layer[GATED] != 0, gate + t * row, here, layer[D_FF], here)
+        barrier(team, n_threads, give_way_at)
+        round_tokens(lin[DOWN], up, row, n_new, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        multiply(lin[DOWN], up, row, n_new, delta, row, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        at = charge(rank, phases, T_FFN, clock, at)
+        for t in range(rank, n_new, n_threads):
+            added = delta + t * row
+            if layer[NORMS] == 1:
+                blocks.norm(added, m, layer[FFN_NORM], layer[FFN_NORM_B], eps, layer_norm, added)
+            elif layer[NORMS] == 2:
+                blocks.norm(added, m, layer[FFN_POST], layer[FFN_POST_B], eps, layer_norm, added)
+            _add(x + t * x_row, added, m)
+        at = charge(rank, phases, T_NORM, clock, at)
+    barrier(team, n_threads, give_way_at)
+    if sizes[WANTED] != 0:
+        last, own = x + (n_new - 1) * x_row, partial
+        blocks.norm(last, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, own)
+        head = linears[PER_LAYER * n_layers]
+        prepare(head, own, own + 4 * ((m + 63) // 64 * 64))
+        first, end = share(head[5], 4, rank, n_threads)
+        product(head, own, own + 4 * ((m + 63) // 64 * 64), cells[LOGITS], first, end)
+        if cap != 0.0:
+            out = blocks.floats(cells[LOGITS], head[5])
+            for i in range(first, end):
+                out[i] = cap * np.float32(np.tanh(out[i] / cap))
+        barrier(team, n_threads, give_way_at)
+        charge(rank, phases, T_LM_HEAD, clock, at)
+
+
+@njit(**options)
+def _turn_heads(layer, norm, heads, n_heads, d, eps, layer_norm, position):
+    """Query or key heads of one token: their norm, if the family has one, then rotary."""
+    if layer[QK_NORM] == 1:
+        for head in range(n_heads):
+            blocks.norm(heads + 4 * d * head, d, norm, 0, eps, layer_norm, heads + 4 * d * head)
+    elif layer[QK_NORM] == 2:
+        blocks.norm(heads, n_heads * d, norm, 0, eps, layer_norm, heads)
+    blocks.turn(heads, n_heads, d, layer, position)
+
+
+@njit(**options)
+def _add(to, address, n):
+    y, x = blocks.floats(to, n), blocks.floats(address, n)
+    for i in range(n):
+        y[i] += x[i]
