@@ -1,4 +1,4 @@
-"""KV caches: what they cost in time, in bytes and in quality. Every figure the lessons state about them comes from here.
+"""KV caches: what they cost in time, bytes and quality. Every figure the lessons state about them comes from here.
 
     python benchmarks/kvcache.py [--only speedup attention step flat quality] [--rounds 7] [--json FILE]
 
@@ -281,7 +281,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)

@@ -30,7 +30,7 @@ ON, OFF = "contiguous", "none"
 def measure_toggle(lab: Any, job: Any, panel: Any, *, prompt: str, n_tokens: int, switch_at: int) -> Result:
     """One run that starts without a cache and gets one at a given token; the reader may switch it too, at any time."""
     run = lab.pipeline(kv_cache=OFF, backend="reference").run(prompt, max_new_tokens=n_tokens, ignore_eos=True)
-    panel.run_handle, held, switched = run, {}, False
+    panel.run_handle, switched, drawn = run, False, 2
     try:
         while run.running:
             live = run.snapshot()
@@ -39,15 +39,16 @@ def measure_toggle(lab: Any, job: Any, panel: Any, *, prompt: str, n_tokens: int
                 if live.meta["kv_cache"] == OFF:
                     run.use_cache(ON)
             job.progress(min(1.0, live.n_tokens / n_tokens), f"token {live.n_tokens} of {n_tokens}")
-            if len(live.itl_s) >= 2:
+            if live.n_tokens > drawn:
+                drawn = live.n_tokens
                 job.show(_toggle_result(lab, live))
-            job.stop_event.wait(0.05)
+            job.stop_event.wait(0.1)
     finally:
         run.stop()
         panel.run_handle = None
     done = run.result(timeout=60)
     result = _toggle_result(lab, done.trace)
-    result.data |= {"token_ids": done.token_ids, "text": done.text, "held": held}
+    result.data |= {"token_ids": done.token_ids, "text": done.text}
     return result
 
 
@@ -88,11 +89,10 @@ def _toggle_result(lab: Any, trace: Any) -> Result:
     figure.update_yaxes(title_text="MB kept", rangemode="tozero", row=2, col=1)
     figure.update_layout(height=430)
     for switch in trace.meta["kv_caches"][1:]:
-        words = "cache on" if switch["name"] == ON else "cache off"
-        figure.add_vline(x=switch["from_token"] + 1, line={"color": theme.VERMILION, "dash": "dot"}, row="all", col=1)
-        figure.add_annotation(
-            x=switch["from_token"] + 1, y=1, yref="y domain", text=words, showarrow=False, xanchor="left"
-        )
+        words, at = "cache on" if switch["name"] == ON else "cache off", switch["from_token"] + 1
+        line = {"color": theme.VERMILION, "dash": "dot"}
+        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, xref="x", yref="paper", line=line)
+        figure.add_annotation(x=at, y=1, yref="paper", text=words, showarrow=False, xanchor="left", yanchor="bottom")
     medians = {name: median(ms) for name in (OFF, ON) if (ms := _settled(times_ms, used, name))}
     rows = [
         {"new token": n, "cache": kind, "ms": ms, "bytes kept": kept}
@@ -125,8 +125,8 @@ class TogglePanel(Experiment):
         story = next(p.text for p in ready_prompts() if p.name == "story")
         fields = {
             "prompt": choice("Prompt", prompts, story, width="240px"),
-            "n_tokens": slider("New tokens", 16, 160, 48, step=8),
-            "switch_at": slider("Cache on at token", 4, 80, 24, step=4),
+            "n_tokens": slider("New tokens", 16, 160, 40, step=8),
+            "switch_at": slider("Cache on at token", 4, 80, 16, step=4),
         }
         super().__init__(
             "What changes when the cache comes on in the middle of a run?",
@@ -268,7 +268,7 @@ QUIZ = (
         "The step right after the cache came on was as slow as those before. Why?",
         {
             "The cache was empty": "Right: that one step computed keys and values of the whole text and kept them.",
-            "Allocating memory is slow": "It takes microseconds. The step went over the whole text once more, to fill it.",
+            "Allocating memory is slow": "That takes microseconds. The step went over the whole text, to fill it.",
         },
         "The cache was empty",
     ),

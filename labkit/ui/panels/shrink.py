@@ -79,7 +79,10 @@ def count_users(job: Any, *, memory_gb: int, n_tokens: int) -> Result:
         for name in names
     ]
     first, best = names[0], max(names, key=lambda name: fit[name])
-    summary = f"In {memory_gb} GB, {fit[first]:,} users of {n_tokens:,} tokens fit with every head's keys, {fit[best]:,} with *{best}*."
+    summary = (
+        f"In {memory_gb} GB, {fit[first]:,} users of {n_tokens:,} tokens fit with every head's keys, "
+        f"{fit[best]:,} with *{best}*."
+    )
     return Result(figure, rows, summary, "Bytes from the shapes", data={"sizes": sizes, "users": fit})
 
 
@@ -115,7 +118,6 @@ def measure_loss(lab: Any, job: Any, *, n_tokens: int) -> Result:
         lab.model,
         [ids],
         list(KINDS.values()),
-        chunk_tokens=32,
         n_skipped=min(160, n_tokens // 2),
         progress=job.progress,
     )
@@ -212,7 +214,7 @@ QUIZ = (
         "Grouped-query attention keeps fewer keys. Can any model be switched to it?",
         {
             "Yes, it is a way to store": "No: which heads share keys is in the weights. It must be trained so.",
-            "No, its weights must fit": "Right: GQA and MLA are the model's choice; int8, paging and eviction are yours.",
+            "No, its weights must fit": "Right: GQA and MLA are the model's choice; int8 and eviction are yours.",
         },
         "No, its weights must fit",
     ),
@@ -228,7 +230,7 @@ QUIZ = (
         "A sliding window without its first four tokens fell apart. What were they for?",
         {
             "They held the beginning of the text": "Their content hardly matters: any first tokens would do.",
-            "Attention had to go somewhere": "Right: the weights must add up to 1, and heads with nothing to say put them there.",
+            "Attention had to go somewhere": "Right: weights add up to 1, and a head with nothing to say puts them there.",
         },
         "Attention had to go somewhere",
     ),
