@@ -11,6 +11,7 @@ from pathlib import Path
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 DEMO_NOTEBOOK = "demo_pipeline.ipynb"
 VOILA_TEMPLATES = Path(__file__).resolve().parent / "ui" / "static" / "jupyter"
+LAB_SETTINGS = Path(__file__).resolve().parent / "ui" / "static" / "lab_settings"
 
 IDLE_KERNEL_S = 300
 """Closing a Voila tab does not end its kernel, so an idle one is ended after this long."""
@@ -41,6 +42,7 @@ def lab_command(notebook: Path, *, port: int | None = None, open_browser: bool =
         f"--ServerApp.root_dir={notebook.parent.parent}",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--LabApp.news_url=None",
+        f"--LabApp.app_settings_dir={LAB_SETTINGS}",  # without the question about news
     ]
     if _is_root():
         command.append("--allow-root")  # in a container there may be no other user; the server listens on loopback
