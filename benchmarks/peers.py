@@ -5,8 +5,9 @@
     python benchmarks/peers.py --only labkit transformers --prompt 256 2048
 
 Every peer is a process of its own, in a virtual environment of its own under the user's cache folder; while one runs,
-the others wait. Rounds go A B C A B C, so a slow minute of the machine hits all alike; medians and the spread (quartiles)
-are printed, with each peer's ratio to labkit's fastest, written to JSON and drawn. Rows that labkit loses are printed too.
+the others wait. Rounds go A B C A B C, so a slow minute of the machine hits all alike; medians and the spread
+(quartiles) are printed, with each peer's ratio to labkit's fastest, written to JSON and drawn. Rows that labkit loses
+are printed too.
 """
 
 from __future__ import annotations

@@ -69,10 +69,8 @@ def write(folder: Path) -> Path:
     }
     split = {"type": "Digits", "individual_digits": True}
     bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    special = [
-        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        for i in range(17)
-    ]  # fmt: skip
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = [{"id": i, "content": tokens[i], **plain} for i in range(17)]
     whole = {
         "version": "1.0",
         "added_tokens": special,
