@@ -230,7 +230,7 @@ QUIZ = (
         "A sliding window without its first four tokens fell apart. What were they for?",
         {
             "They held the beginning of the text": "Their content hardly matters: any first tokens would do.",
-            "Attention had to go somewhere": "Right: weights add up to 1, and a head with nothing to say puts them there.",
+            "Attention had to go somewhere": "Right: weights add up to 1; a head with nothing to say puts them there.",
         },
         "Attention had to go somewhere",
     ),
