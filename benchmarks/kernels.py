@@ -133,10 +133,8 @@ def main() -> None:
                      "bytes_s": rate * bytes_a_weight, "bandwidth": limit, "flops_s": 2 * rate * n_tokens}
                 )  # fmt: skip
                 share = rate * bytes_a_weight / limit
-                print(
-                    f"| {n_out} x {n_in} | {n_tokens} | {name} | {rate / 1e9:.1f} | {rate * bytes_a_weight / 1e9:.1f} | "
-                    f"{share:.0%} | {2 * rate * n_tokens / 1e9:.0f} |"
-                )
+                speed = f"{rate / 1e9:.1f} | {rate * bytes_a_weight / 1e9:.1f} | {share:.0%}"
+                print(f"| {n_out} x {n_in} | {n_tokens} | {name} | {speed} | {2 * rate * n_tokens / 1e9:.0f} |")
     options.out.write_text(json.dumps({"threads": options.threads, "rows": rows}, indent=1))
 
 

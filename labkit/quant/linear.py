@@ -21,6 +21,8 @@ class PackedLinear(nn.Module):
     in_features: int
     out_features: int
     bias: nn.Parameter | None
+    weight: Tensor
+    scales: Tensor
 
     def dequantize(self) -> Tensor:
         raise NotImplementedError
@@ -67,15 +69,14 @@ class Int4Linear(PackedLinear):
     """Half a byte a weight, one float16 scale (and one byte of zero point, unless symmetric) a group."""
 
     kind = "int4"
+    zeros: Tensor | None
 
     def __init__(self, q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = q.shape
         self.group_size = self.in_features // scales.shape[1]
-        weight, scales, zeros = grid.pack_int4(q, scales, zeros)
-        self.register_buffer("weight", weight)
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", zeros)
+        for name, tensor in zip(("weight", "scales", "zeros"), grid.pack_int4(q, scales, zeros), strict=True):
+            self.register_buffer(name, tensor)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def dequantize(self) -> Tensor:
@@ -102,11 +103,14 @@ class Int4Linear(PackedLinear):
 class PackedEmbedding(nn.Module):
     """Looks rows up in the packed head, for a model whose embedding and head are one matrix."""
 
+    weight: Tensor
+    """Empty: it carries the dtype and the device that the model computes in."""
+
     def __init__(self, head: PackedLinear, dtype: torch.dtype) -> None:
         super().__init__()
         self.head = head
         self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
-        self.register_buffer("weight", torch.empty(0, dtype=dtype, device=head.get_buffer("weight").device))
+        self.register_buffer("weight", torch.empty(0, dtype=dtype, device=head.weight.device))
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head.rows(ids).to(self.weight.dtype)

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The parts of a compiled step between the products: norms, rotary, attention of one query, activations.
 
 Every thread of the team runs these for itself where that is cheaper than waiting for another (a norm of 576 numbers

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Dot products of weight rows with one activation vector, computed from the packed form.
 
     dot(w, stride, n, x, out)                       fp32, bf16, int8: out[r] = sum_k w[r, k] x[k]

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The product of packed weights with many tokens, for prefill: out (T, N) = x (T, K) W^T, on the team's threads.
 
 Each thread takes a share of the rows. Four rows are unpacked once into memory that stays in the first-level cache and

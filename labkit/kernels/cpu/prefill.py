@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Many tokens through the whole model in one compiled function: the prompt, a chunk of it, or a draft to verify.
 
 The products are ``matmul.multiply`` (each thread a share of the rows); everything between them is done token by token,

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The small vector loops of a step between its products, in vectors of 8 lanes. Addresses are int64, widths n.
 
 dot_rows       scores of 4 keys at once: ``dots.dot_fp32`` and ``dots.dot_bf16`` on the cache's rows

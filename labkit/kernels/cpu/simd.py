@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Vector instructions for numba: what plain numba cannot say, written as portable LLVM IR.
 
 numba vectorises a float32 loop well and an unpack-and-multiply loop badly (4 G weights/s for int4). So the inner

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """A whole decode step in one compiled function: every thread of the team runs it from the first norm to its share of
 the logits, and waits for the others only where a product needs all of the product before.
 

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Threads that stay awake between steps: a team that runs one compiled function together.
 
 A step has some 150 barriers, so a fork and join from Python, or from a threading layer that sleeps, costs more than

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Register tiles of a matrix product: 4 weight rows times a few tokens, lanes along the inputs.
 
     tile_fp32(w, x, x_stride, n, out, out_stride)        w (4, n) float32 unpacked; x rows; out[token, row]

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Attention of one new token over the valid span of a contiguous cache (Flash-Decoding): the stored keys are cut into
 stretches that run side by side, and the parts are merged. The span's length is read on the device, so that a CUDA
 graph of this step can be replayed as the sequence grows; stretches beyond it return at once.

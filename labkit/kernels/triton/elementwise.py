@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Norm, rotary with append, and the gate: kernels that save trips to memory.
 
 T tokens, M model width, H query heads, G KV heads, D head width.

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Products of packed weights with one or a few tokens, from the packed form: each program reads its rows once.
 
 The int4 layout is ``labkit.quant.grid``'s: four rows a panel, 64 weights a block of 16 little-endian words whose nibble

@@ -1,3 +1,5 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The ``cuda-graph`` backend: a decode step of static shapes, captured once and replayed as one launch.
 
 Everything that changes from step to step is read on the device: the token, its position, the number of stored keys.
