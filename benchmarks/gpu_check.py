@@ -72,7 +72,11 @@ def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new
         prefill_s = seconds(prefill, 3)
         step(ids[:1], **never)  # captures the graph
         decode_s = seconds(lambda: step.decode_many(ids[:1], n_new), 3) / n_new
-    n_linear = sum(m.in_features * m.out_features for m in transformer.layers.modules() if hasattr(m, "in_features"))
+    n_linear = sum(
+        int(m.in_features) * int(m.out_features)  # type: ignore[arg-type]
+        for m in transformer.layers.modules()
+        if hasattr(m, "in_features")
+    )
     return {
         "model": name,
         "weights": weights or dtype,

@@ -3,7 +3,7 @@
     python benchmarks/overhead.py
 
 Hooks off and hooks on run in turn, step by step, in one process; medians are compared. Also printed: the share of
-the wall clock inside named phases, what ``import labkit`` adds to torch's own import, load time, and the peak of memory.
+the wall clock inside named phases, what ``import labkit`` adds to torch's own import, load time, and peak memory.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def python_of(environment: str) -> Path:
 def set_up(wanted: list[str]) -> None:
     """Make the environments and the model folders that are missing; a peer that fails is left out with its reason."""
     sys.path.insert(0, str(WORKERS))
-    import hf_folder
+    import hf_folder  # type: ignore[import-not-found]
 
     folder = hf_folder.write(HOME / "smollm2-hf")
     for name in wanted:
@@ -185,7 +185,8 @@ def table(running: list[Running], lengths: list[int]) -> list[dict[str, Any]]:
                 low, high = spread(values)
                 row[f"{stage}_tok_s"] = tokens / median(values)
                 row[f"{stage}_spread"] = [tokens / high, tokens / low]
-                row[f"labkit_over_it_{stage}"] = median(values) / best[stage] if best[stage] else None
+                ours = best[stage]
+                row[f"labkit_over_it_{stage}"] = median(values) / ours if ours else None
             rows.append(row)
     return rows
 
