@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labkit import registry
+from labkit.kvcache.sliding import Sliding
 from labkit.model.config import DTYPES, ModelConfig
 from labkit.perf import formats, hardware
 from labkit.perf.forecast import Forecast, forecast
@@ -100,7 +101,8 @@ def what_would_help(
             unavailable[_label(changes)] = reason
             return
         gains = {name: _measure(now, name) / max(_measure(then, name), 1e-12) for name in GOALS}
-        found.append(Switch(changes, then, gains, _is_lossless(engine, changes)))
+        lossless = _is_lossless(engine, changes, n_prompt_tokens + n_new_tokens)
+        found.append(Switch(changes, then, gains, lossless))
 
     for at, changes in enumerate(candidates):
         say(at / (len(candidates) + 1), f"forecasting {_label(changes)}")
@@ -160,11 +162,12 @@ def _measure(found: Forecast, goal: str) -> float:
     return found.ttft.value + (found.n_new_tokens - 1) * found.itl.value
 
 
-def _is_lossless(engine: Engine, changes: dict[str, Any]) -> bool:
-    """Same tokens as before, up to rounding: packed weights, packed caches and a forgetting cache are not."""
-    kind, _ = formats.cache_class(changes.get("kv_cache", engine.kv_cache))
+def _is_lossless(engine: Engine, changes: dict[str, Any], n_tokens: int) -> bool:
+    """Same tokens as before, up to rounding: packed weights, packed caches and a cache that forgets are not."""
+    kind, options = formats.cache_class(changes.get("kv_cache", engine.kv_cache))
+    forgets = isinstance(options, Sliding) and 0 < options.window < n_tokens
     same_or_wider = changes.get("dtype", engine.dtype) in (engine.dtype, "fp32")
-    return "weights" not in changes and kind.lossless and same_or_wider
+    return "weights" not in changes and bool(kind.lossless) and not forgets and same_or_wider
 
 
 def _row(label: str, found: Forecast, switch: Switch | None) -> dict[str, Any]:

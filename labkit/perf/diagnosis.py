@@ -111,7 +111,7 @@ def _evidence(
     lines = [f"{ttft:.2f} s to the first token, {sum(itl):.2f} s for the {len(itl)} after it."]
     what = "the prompt" if stage == "prefill" else "a token"
     lines.append(
-        f"{flops / 1e9:.3g} GFLOP and {n_bytes / 1e6:.3g} MB for {what} in {took * 1e3:.3g} ms: MFU {mfu:.0%}, "
+        f"{flops / 1e9:.3g} GFLOP and {n_bytes / 1e6:,.0f} MB for {what} in {took * 1e3:,.0f} ms: MFU {mfu:.0%}, "
         f"MBU {mbu:.0%} of what {machine.name} does ({'measured here' if machine.measured else 'data sheet'})."
     )
     phases = trace.stage_phases(stage)

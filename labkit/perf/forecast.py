@@ -39,7 +39,10 @@ class Estimate:
 
     def describe(self) -> str:
         """In milliseconds: "41 ms (37 to 46)"."""
-        return f"{self.value * 1e3:.3g} ms ({self.low * 1e3:.3g} to {self.high * 1e3:.3g})"
+        value, low, high = (
+            f"{s * 1e3:,.0f}" if s >= 0.1 else f"{s * 1e3:.3g}" for s in (self.value, self.low, self.high)
+        )
+        return f"{value} ms ({low} to {high})"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _met(name: str, expected: Any, seen: float | None) -> str:
         return ""
     error = seen / expected.value - 1
     inside = "inside its interval" if seen in expected else "outside its interval"
-    return f"{name}: forecast {expected.value * 1e3:.3g} ms, measured {seen * 1e3:.3g} ms ({error:+.0%}, {inside})"
+    return f"{name}: forecast {_ms(expected.value)} ms, measured {_ms(seen)} ms ({error:+.0%}, {inside})"
 
 
 def ranking(found: advising.Advice) -> str:

@@ -185,7 +185,13 @@ class AdviceCard:
 
 
 def _diagnosis(trace: Trace, model: Any, found: Forecast) -> str:
-    """``trace.diagnose()`` as a note."""
-    lines = str(trace.diagnose(model=model, machine=found.machine)).splitlines()
-    items = "".join(f"<li>{html.prose(line.strip(' -'))}</li>" for line in lines[1:] if line.startswith("  - "))
-    return f'<div class="lk-note"><b>{html.prose(lines[0])}</b><ul class="lk-goals">{items}</ul></div>'
+    """``trace.diagnose()`` as a note: the verdict, its evidence, what would move it."""
+    seen = trace.diagnose(model=model, machine=found.machine)
+    verdict_line = str(seen).splitlines()[0]
+    evidence, remedies = (
+        "".join(f"<li>{html.prose(line)}</li>" for line in lines) for lines in (seen.evidence, seen.remedies)
+    )
+    return (
+        f'<div class="lk-note"><b>{html.prose(verdict_line)}</b><ul class="lk-goals">{evidence}</ul>'
+        f'<div class="lk-muted">What would move it</div><ul class="lk-goals">{remedies}</ul></div>'
+    )
