@@ -40,9 +40,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, layout: str = "half") -> Tens
         a, b = turned.chunk(2, dim=-1)
     else:
         a, b = turned[..., 0::2], turned[..., 1::2]
-    first = torch.addcmul(a * cos, b, sin, value=-1)  # a cos - b sin
-    second = torch.addcmul(b * cos, a, sin)  # b cos + a sin
-    out = torch.cat((first, second), dim=-1) if layout == "half" else torch.stack((first, second), dim=-1).flatten(-2)
+    pairs = (
+        torch.addcmul(a * cos, b, sin, value=-1),  # a cos - b sin
+        torch.addcmul(b * cos, a, sin),  # b cos + a sin
+    )
+    out = torch.cat(pairs, dim=-1) if layout == "half" else torch.stack(pairs, dim=-1).flatten(-2)
     return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
 
 

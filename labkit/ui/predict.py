@@ -69,7 +69,7 @@ class Guess:
         """
         unit = f" {self.unit}" if self.unit else ""
         if self.guess is None:
-            return f"It was {html.number(actual)}{unit}."
+            return f"It was “{actual}”." if isinstance(actual, str) else f"It was {html.number(actual)}{unit}."
         if isinstance(actual, str) or isinstance(self.guess, str):
             return "You guessed it." if self.guess == actual else f"You guessed “{self.guess}”; it was “{actual}”."
         found = f"You guessed {html.number(self.guess)}{unit}; it was {html.number(float(actual))}{unit}"

@@ -143,7 +143,7 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
         run,
         fields,
         guess=guess,
-        note=f"The query of the last token and the key of *dog*, in: “{SENTENCE}”",
+        note=f"The query of the last token and the key of “that”, in: “{SENTENCE}”",
     )
 
 
