@@ -60,7 +60,7 @@ def embedding_size(model: Any) -> dict[str, Any]:
 
 
 def query_and_key(model: Any, *, layer: int, head: int) -> tuple[Tensor, Tensor, int, int]:
-    """The query of the sentence's last token and the key of its third, (1, 1, D) each, not yet turned, and their
+    """The query of the sentence's last token and the key of its second, (1, 1, D) each, not yet turned, and their
     positions. They are what layer ``layer`` makes of its own hidden states."""
     inside = look_inside(model, SENTENCE, layers=[])
     config = model.config.layers[layer].attention
@@ -69,8 +69,8 @@ def query_and_key(model: Any, *, layer: int, head: int) -> tuple[Tensor, Tensor,
     normed = block.attention_norm(x) if block.norms != "post" else x
     group = head // (config.n_heads // config.n_kv_heads)
     q = block.attention.q_proj(normed[-1:]).view(1, config.n_heads, config.d_head)[:, head : head + 1]
-    k = block.attention.k_proj(normed[2:3]).view(1, config.n_kv_heads, config.d_head)[:, group : group + 1]
-    return q.float(), k.float(), len(inside.token_ids) - 1, 2
+    k = block.attention.k_proj(normed[1:2]).view(1, config.n_kv_heads, config.d_head)[:, group : group + 1]
+    return q.float(), k.float(), len(inside.token_ids) - 1, 1
 
 
 def rotated_score(rope: Rope, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
         run,
         fields,
         guess=guess,
-        note=f"The query of the last token and the key of “that”, in: “{SENTENCE}”",
+        note=f"The query of the last token and the key of “dog”, in: “{SENTENCE}”",
     )
 
 
