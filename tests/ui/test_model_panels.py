@@ -138,6 +138,7 @@ def test_a_window_never_crosses_and_sharing_heads_moves_bytes_alone():
 def test_crossing_between_two_lengths():
     assert attention.crossing([1.0, 2.0, 4.0], [0.1, 0.4, 0.8]) == pytest.approx(2.5)
     assert attention.crossing([1.0, 2.0], [0.1, 0.4]) is None
+    assert attention.crossing([1.0, 2.0], [0.6, 0.7]) == 1.0
 
 
 def test_the_crossing_is_measured_at_every_length(lab):

@@ -36,11 +36,14 @@ def counted_share(config: ModelConfig, n_tokens: int, *, stage: str = "prefill",
 
 
 def crossing(lengths: list[float], shares: list[float], level: float = 0.5) -> float | None:
-    """The length at which the share first reaches ``level``, on a straight line between two measured ones.
+    """The length at which the share first reaches ``level``, on a straight line between two measured ones; the first
+    length when it is there already, None when it never is.
 
     >>> crossing([100.0, 200.0], [0.4, 0.6])
     150.0
     """
+    if shares[0] >= level:
+        return lengths[0]
     for (n0, s0), (n1, s1) in pairwise(zip(lengths, shares, strict=True)):
         if s0 < level <= s1:
             return n0 + (n1 - n0) * (level - s0) / (s1 - s0)
@@ -127,7 +130,9 @@ def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]
         }
         for n, s, c in zip(lengths, share, counted, strict=True)
     ]
-    where = f"at about **{found:,.0f} tokens**" if found else f"nowhere up to {lengths[-1]:,} tokens"
+    where = f"nowhere up to {lengths[-1]:,} tokens"
+    if found is not None:
+        where = f"before **{found:,.0f} tokens**" if found == lengths[0] else f"at about **{found:,.0f} tokens**"
     summary = f"By the clock, attention overtakes the FFN {where}; by counted FLOPs at {by_count:,} tokens."
     data = {"lengths": lengths, "share": share, "counted": counted, "crossing": found, "counted_crossing": by_count}
     return Result(figure, rows, summary, "Medians of the runs; shares are of attention + FFN", data=data)
