@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 """Writes the default model, unpacked, as a Hugging Face folder: what transformers, optimum and vLLM read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 """Hugging Face transformers: ``generate`` with its default (dynamic) cache, greedy."""
 
 import time
