@@ -83,6 +83,8 @@ def generate(
     console = terminal.console(stderr=True)
     console.print(terminal.phase_table(completion.trace))
     console.print(terminal.summary_line(completion.trace, completion.finish_reason))
+    if note := completion.trace.meta.get("backend_note"):
+        console.print(f"Computed by {completion.trace.meta['computed_by']}: {note}.", style="dim", markup=False)
     if trace:
         trace.write_text(completion.trace.to_json(), encoding="utf-8")
         console.print(f"Trace written to {trace}.")

@@ -119,6 +119,7 @@ class _Worker:
         self.token_s: list[float] = []
         self.text: list[str] = []
         self.meta: dict[str, Any] = {}
+        self.step: Any = None
         self.wall_s = 0.0
         self.cache: Any = None
         self._wanted_cache: Any = pipeline.kv_cache
@@ -261,12 +262,15 @@ class _Worker:
 
     def trace(self) -> Trace:
         """The trace so far; safe from another thread."""
+        served = {}
+        if (step := self.step) is not None:
+            served = {"computed_by": step.computed_by, "backend_note": step.reason}
         return Trace(
             tuple(self.timer.records()),
             tuple(self.token_s),
             self.wall_s or self.timer.now_s(),
             len(self.prompt_ids),
-            dict(self.meta),
+            self.meta | served,
         )
 
 

@@ -47,6 +47,7 @@ class WaitingStep:
         self._reference = ReferenceStep(transformer, cache, "the compiled step is being compiled")
         self._build = build
         self._step: StepFunction | None = None
+        self._n_waited = 0
 
     @property
     def computed_by(self) -> str:
@@ -54,7 +55,9 @@ class WaitingStep:
 
     @property
     def reason(self) -> str:
-        return "" if self._step is not None else self._reference.reason
+        if self._step is None:
+            return self._reference.reason
+        return f"the first {self._n_waited} steps were plain PyTorch, while the compiled step was being compiled"
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._step is None:
@@ -64,6 +67,7 @@ class WaitingStep:
                     self._step = self._build()
             elif compiled.state == "failed":
                 self._reference.reason = f"compiling failed: {compiled.reason}"
+        self._n_waited += self._step is None
         return (self._step or self._reference)(token_ids, timer=timer, should_stop=should_stop)
 
 

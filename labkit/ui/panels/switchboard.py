@@ -263,4 +263,6 @@ def _ending(completion: Completion) -> tuple[str, str]:
     if completion.finish_reason == "cancelled":
         return "stopped", f"Stopped after {took}."
     why = "the model ended its answer" if completion.finish_reason == "stop" else "the length you allowed is reached"
-    return "done", f"Done: {took}; {why}. {covered}."
+    meta = completion.trace.meta
+    note = f" Computed by {meta['computed_by']}: {meta['backend_note']}." if meta.get("backend_note") else ""
+    return "done", f"Done: {took}; {why}. {covered}.{note}"
