@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import re
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -20,10 +18,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from labkit.perf.busy import BusyWatch, busy_now
+from labkit.perf.device import caches, device_name, memory_bytes
 from labkit.perf.machine import BUSY_SHARE, Machine, Rate
 
 Progress = Callable[[float, str], None]
@@ -82,13 +80,13 @@ def measure(device: str = "cpu", *, progress: Progress | None = None) -> Machine
         device=device,
         n_threads=torch.get_num_threads() if device == "cpu" else 1,
         memory_bytes=memory_bytes(device),
-        read=rates["read"],
-        copy=rates["copy"],
+        read=max(rates["read"], rates.get("read, one thread", rates["read"]), key=lambda rate: rate.value),
+        copy=max(rates["copy"], rates.get("copy, one thread", rates["copy"]), key=lambda rate: rate.value),
         matmul={name[7:]: rate for name, rate in rates.items() if name.startswith("matmul ")},
         dispatch_s=rates["dispatch"],
         read_one_thread=rates.get("read, one thread"),
         copy_one_thread=rates.get("copy, one thread"),
-        caches=_caches(device),
+        caches=caches(device),
         measured_at=datetime.now().isoformat(timespec="seconds"),
         busy_share=watch.share,
         torch_version=torch.__version__,
@@ -105,7 +103,7 @@ def _rounds(probes: dict[str, Callable[[], float]], say: Progress) -> dict[str, 
             sample = probe()
             if idx:
                 samples[name].append(sample)
-    return {name: Rate.of(values) for name, values in samples.items()}
+    return {name: Rate.of(values) if name == "dispatch" else Rate.ceiling(values) for name, values in samples.items()}
 
 
 def _probes(device: str) -> dict[str, Callable[[], float]]:
@@ -144,18 +142,29 @@ def _probes(device: str) -> dict[str, Callable[[], float]]:
 
 
 def _matmul_probe(name: str, device: str, sync: Callable[[], None]) -> Callable[[], float] | None:
-    """FLOP/s of a square product, as large as a time slice allows; None where torch has no such product."""
+    """FLOP/s of a square product, as large as a time slice allows; None where torch has no such product.
+
+    On a CPU the better of all threads and one: threads that wait for each other on a busy machine are no ceiling.
+    """
     n, largest = 256, 1024 if device == "cpu" else 8192
     try:
         while True:
             work = _product(name, n, device)
             work()
-            took = _seconds(work, sync)
-            if n >= largest or took * 8 > 2 * SLICE_S:
-                return lambda: 2 * n**3 / _seconds(work, sync)
+            if n >= largest or min(_seconds(work, sync) for _ in range(3)) * 8 > 2 * SLICE_S:
+                break
             n *= 2
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
+
+    def sample() -> float:
+        took = _seconds(work, sync)
+        if device == "cpu" and torch.get_num_threads() > 1:
+            with threads(1):
+                took = min(took, _seconds(work, sync))
+        return 2 * n**3 / took
+
+    return sample
 
 
 def _product(name: str, n: int, device: str) -> Callable[[], Any]:
@@ -212,68 +221,6 @@ def _present(device: str) -> str:
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"cannot measure device {device!r}: choose auto, cpu or cuda.")
     return kind
-
-
-def device_name(device: str) -> str:
-    """What the maker calls it: "AMD EPYC 7763 64-Core Processor", "NVIDIA H200"."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(encoding="utf-8", errors="replace"), re.M)
-        if match:
-            return match.group(1).strip()
-    return platform.processor() or platform.machine()
-
-
-def memory_bytes(device: str) -> int:
-    """All of the device's memory; a container's limit counts as the machine's."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    total = psutil.virtual_memory().total
-    return min([total, *_cgroup_limits()])
-
-
-def free_bytes(device: str) -> int:
-    """Memory that can still be taken on the device."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    free = psutil.virtual_memory().available
-    own = psutil.Process().memory_info().rss
-    return max(0, min([free, *(limit - own for limit in _cgroup_limits())]))
-
-
-def _cgroup_limits() -> list[int]:
-    limits = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue
-    return limits
-
-
-def _caches(device: str) -> dict[str, int]:
-    """Cache sizes by level, where the system tells; one instance of each."""
-    if device == "cuda":
-        size = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 0)
-        return {"L2": size} if size else {}
-    found = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            kind = (index / "type").read_text().strip()
-            level = (index / "level").read_text().strip()
-            size = (index / "size").read_text().strip()
-        except OSError:
-            continue
-        if kind != "Instruction" and size.endswith("K"):
-            found[f"L{level}d" if level == "1" else f"L{level}"] = int(size[:-1]) * 1024
-    return found
-
-
-def cache_bytes(device: str) -> int:
-    """The largest cache of the device, 32 MiB where the system does not tell."""
-    return max(_caches(device).values(), default=32 * 2**20)
 
 
 def _cache_path(device: str) -> Path:

@@ -118,7 +118,7 @@ def fits(config: ModelConfig, *, free_bytes: int | None = None, device: str = "c
     'bf16'
     """
     if free_bytes is None:
-        from labkit.perf.hardware import free_bytes as measure_free
+        from labkit.perf.device import free_bytes as measure_free
 
         free_bytes = measure_free(device)
     setting = Setting(**held)

@@ -41,7 +41,7 @@ from labkit.model.config import (
 from labkit.model.transformer import Transformer
 from labkit.perf.cost import step_cost
 from labkit.perf.cuda_timer import CudaTimer
-from labkit.perf.hardware import cache_bytes
+from labkit.perf.device import cache_bytes
 from labkit.perf.timer import NULL_TIMER, Timer
 
 N_REPEATS = 5

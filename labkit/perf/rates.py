@@ -26,6 +26,7 @@ from labkit.model.config import ModelConfig
 from labkit.perf import hardware
 from labkit.perf.busy import BusyWatch, busy_now
 from labkit.perf.cost import StepCost, step_cost
+from labkit.perf.device import device_name
 from labkit.perf.machine import BUSY_SHARE, Rate
 from labkit.perf.probe import FAR_TOKENS, Bench, Engine, Point, plan, run_plan, shell_of, stand_in, sweep_bytes, widths
 
@@ -284,7 +285,7 @@ def _between(at: float, table: dict[int, Rate]) -> Rate:
 
 
 def _cache_path(config: ModelConfig, engine: Engine) -> Any:
-    key = f"{VERSION}|{hardware.device_name(engine.device)}|{torch.get_num_threads()}|{torch.__version__}"
+    key = f"{VERSION}|{device_name(engine.device)}|{torch.get_num_threads()}|{torch.__version__}"
     key += f"|{engine.label()}|{shell_of(config)}|{sweep_bytes(config, engine)}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return hardware.cache_folder() / "hardware" / f"rates-{digest}.json"

@@ -55,6 +55,12 @@ def test_rate_of_samples() -> None:
     assert rate.spread == pytest.approx(3.2 / 3)
 
 
+def test_a_ceiling_is_the_best_that_was_seen() -> None:
+    rate = Rate.ceiling([4.0, 1.0, 2.0, 3.0, 5.0])
+    assert (rate.value, rate.low, rate.high) == (5.0, 1.4, 5.0)
+    assert rate.spread == pytest.approx(3.6 / 5)
+
+
 def test_measuring_fills_every_field(quick: None) -> None:
     told: list[float] = []
     found = hardware.measure("cpu", progress=lambda share, what: told.append(share))

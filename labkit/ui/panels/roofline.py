@@ -170,7 +170,7 @@ def ceiling_rows(machine: Machine) -> list[dict[str, Any]]:
         ("one small operation", machine.dispatch_s, 1e-6, "µs"),
     ]
     return [
-        {"ceiling": name, "median": rate.value / by, "unit": unit, "spread %": 100 * rate.spread}
+        {"ceiling": name, "figure": rate.value / by, "unit": unit, "spread %": 100 * rate.spread}
         for name, rate, by, unit in rows
         if rate is not None
     ]
