@@ -155,7 +155,7 @@ def speedup(rounds: int) -> list[dict[str, Any]]:
     layers = model.transformer.cache_entries
     lengths = (8, 32, 64, 128, 256, 512, 768, 1024, 1256)
     without, cached = [], []
-    ids = model.tokenizer.encode(topics.topics["assert"] + topics.topics["class"])[:1256]
+    ids = model.tokenizer.encode("\n".join(topics.topics.values())[:12_000])[:1256]
     cache = build("contiguous", layers, 1300, model.dtype)
     with torch.inference_mode():
         for length in lengths:
@@ -195,6 +195,8 @@ def speedup(rounds: int) -> list[dict[str, Any]]:
                     "contiguous s": fast / 1e3,
                     "measured x": slow / fast,
                     "FLOP ratio x": work[0] / work[1],
+                    "last token alone x": _between(lengths, without, n_prompt + n_new - 1)
+                    / _between(lengths, cached, n_prompt + n_new - 1),
                 }
             )
     return rows

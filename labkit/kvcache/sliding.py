@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.kernels import ops
@@ -78,6 +79,21 @@ class _Room:
 
 def _is_short(segment: Segment) -> bool:
     return segment.n_new <= ROLLBACK_TOKENS
+
+
+def _one_query(
+    q: Tensor, k: Tensor, v: Tensor, k_positions: Tensor | None, position: int, sight: LayerEntries, scale: float
+) -> Tensor:
+    """One token (H, D) over all rows that are left: the heads that share a KV head become the rows of one product."""
+    mask = None
+    if sight.window is not None and position >= sight.window:
+        if k_positions is None:
+            k_positions = torch.arange(k.shape[1], device=k.device)
+        at = torch.tensor([position], device=k.device)
+        mask = ops.visible(at, k_positions, window=sight.window, n_sinks=sight.n_sinks)
+    grouped = q.unflatten(0, (k.shape[0], -1))[None]  # (1, G, H/G, D)
+    out = F.scaled_dot_product_attention(grouped, k[None], v[None], attn_mask=mask, scale=scale)
+    return out.flatten(1, 2)
 
 
 class SlidingCache(KVCache):
@@ -145,6 +161,9 @@ class SlidingCache(KVCache):
         outs = []
         for s in self.segments:
             k, v, k_positions = self.dense(layer_idx, s) if _is_short(s) else self._joined(layer_idx, s)
+            if s.n_new == 1 and softcap is None:
+                outs.append(_one_query(q[s.row], k, v, k_positions, s.n_past, sight, scale))
+                continue
             outs.append(
                 ops.attend(
                     q[s.rows],

@@ -81,7 +81,7 @@ def count_users(job: Any, *, memory_gb: int, n_tokens: int) -> Result:
     first, best = names[0], max(names, key=lambda name: fit[name])
     summary = (
         f"In {memory_gb} GB, {fit[first]:,} users of {n_tokens:,} tokens fit with every head's keys, "
-        f"{fit[best]:,} with *{best}*."
+        f"{fit[best]:,} with **{best}**."
     )
     return Result(figure, rows, summary, "Bytes from the shapes", data={"sizes": sizes, "users": fit})
 
@@ -133,9 +133,14 @@ def measure_loss(lab: Any, job: Any, *, n_tokens: int) -> Result:
             marker={"color": theme.ORANGE, "pattern": {"shape": "/"}},
         )
     )
-    theme.figure_layout(figure, x="", y="perplexity (log scale, lower is better)")
-    figure.update_yaxes(type="log")
-    figure.add_hline(y=exact, line={"color": theme.BLUE, "dash": "dash"}, annotation_text=f"full cache: {exact:.2f}")
+    theme.figure_layout(figure, x="", y="perplexity (lower is better)")
+    figure.update_yaxes(rangemode="tozero")
+    figure.add_hline(
+        y=exact,
+        line={"color": theme.BLUE, "dash": "dash"},
+        annotation_text=f"full cache: {exact:.2f}",
+        annotation_position="top left",
+    )
     full = ContiguousCache.predict_nbytes(
         lab.model.transformer.cache_entries, capacity_tokens=n_tokens, dtype=lab.model.dtype
     )
@@ -154,7 +159,7 @@ def measure_loss(lab: Any, job: Any, *, n_tokens: int) -> Result:
     worst = max(zip(names, found, strict=True), key=lambda pair: pair[1].perplexity)[0]
     summary = (
         f"Over {found[0].n_tokens:,} tokens the full cache has a perplexity of {exact:.2f}. "
-        f"{names[0]}: {found[0].perplexity:.2f}. Worst: *{worst}*."
+        f"{names[0]}: {found[0].perplexity:.2f}. Worst: **{worst}**."
     )
     return Result(figure, rows, summary, "Measured on this machine", data=dict(zip(names, found, strict=True)))
 
@@ -163,7 +168,7 @@ def quality_panel(lab: Any, guess: Any = None) -> Experiment:
     def run(job: Any, **values: Any) -> Result:
         return measure_loss(lab, job, **values)
 
-    fields = {"n_tokens": slider("Tokens of text", 256, 1536, 384, step=128, width="230px")}
+    fields = {"n_tokens": slider("Tokens of text", 256, 1536, 320, step=64, width="230px")}
     return Experiment("What does each way of keeping less cost in quality?", run, fields, guess=guess)
 
 
