@@ -19,7 +19,8 @@ from functools import cache
 
 import numba
 import numpy as np
-from numba import carray, cfunc, njit, prange, types
+from numba import cfunc, njit, prange, types
+from numba.np.numpy_support import carray
 
 from labkit.kernels.cpu_cache_simd import (
     KINDS,
@@ -277,7 +278,9 @@ def attend_rows(parallel, n_splits, n_passes, stretch, spec, tables, rows, q, n_
 def stretch_address() -> int:
     """Where the compiled inner loop lies. Compiles it on first use (seconds; kept on disk between processes)."""
     signature = types.void(*[types.int64] * 10, types.float32)
-    return cfunc(signature, cache=True, error_model="numpy")(_stretch).address
+    address = cfunc(signature, cache=True, error_model="numpy")(_stretch).address
+    assert address is not None
+    return address
 
 
 def attend(

@@ -20,11 +20,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as _intrinsic
 
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.simd import F32, I64, VF32, VI8, VI32, const, load
 
+intrinsic: Any = _intrinsic
 KINDS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 MAX_ROWS = 4
 """Query heads that one pass serves: 2 x 4 accumulators, the operands and the grid fill 16 vector registers."""
