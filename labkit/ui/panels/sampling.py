@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from labkit.decoding.sampling import Sampler, Sampling, keep_top_p, shape_logits
+from labkit.decoding.sampling import Sampling, keep_top_p, shape_logits
 from labkit.perf.cost import decode_cost
 from labkit.prompts import ready_prompts
 from labkit.ui import theme
@@ -110,12 +110,10 @@ def measure_choice(lab: Any, job: Any, *, prompt: str, temperature: float, top_p
     sampling = Sampling(temperature=temperature, top_p=top_p)
     before = logits.softmax(0)
     after = shape_logits(logits, sampling).softmax(0) if temperature else _certain(logits)
-    sampler = Sampler(sampling, seed=0, device="cpu")
-    counts = torch.zeros(len(logits))
-    for i in range(n_draws):
-        if i % 50 == 0:
-            job.progress(i / n_draws, "drawing")
-        counts[sampler(logits)] += 1
+    job.progress(-1, "drawing")
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.multinomial(after, n_draws, replacement=True, generator=generator)
+    counts = draws.bincount(minlength=len(logits)).float()
     best = before.topk(12).indices.tolist()
     names = [repr(lab.tokenizer.decode([i])) for i in best]
     drawn = counts / n_draws
