@@ -108,8 +108,9 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]], gues
             marker=look["marker"],
         )
     if isinstance(guess, float) and guess > 0:
-        at = guess * 2 / _bytes_a_weight(engine)
-        figure.add_vline(x=at, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
+        _mark(
+            figure, guess * 2 / _bytes_a_weight(engine), "your guess", color=theme.VERMILION, dash="dash", height=0.08
+        )
     last = series[-1]["dots"]
     first, final = last[0], last[-1]
     summary = (
@@ -138,13 +139,19 @@ def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
             line={**theme.series(0)["line"], "width": 3},
         )
     )
-    figure.add_vline(
-        x=ridge, line={"color": theme.NEUTRAL, "dash": "dot", "width": 1}, annotation_text=f"ridge {ridge:.1f}"
-    )
+    _mark(figure, ridge, f"ridge {ridge:.1f}", color=theme.NEUTRAL, dash="dot", height=0.02)
     theme.figure_layout(figure, x="FLOPs a byte (log)", y=f"GFLOP/s in {dtype} (log)", height=430)
-    figure.update_xaxes(type="log")
+    figure.update_xaxes(type="log", range=[log10(low), log10(high)])
     figure.update_yaxes(type="log", range=[log10(peak) - 3, log10(peak) + 0.3])
     return figure
+
+
+def _mark(figure: go.Figure, at: float, words: str, *, color: str, dash: str, height: float) -> None:
+    """A vertical line with its words. On a log axis plotly takes an annotation's x as its logarithm."""
+    figure.add_vline(x=at, line={"color": color, "dash": dash, "width": 1.5})
+    figure.add_annotation(
+        x=log10(at), y=height, yref="paper", text=words, showarrow=False, xanchor="left", yanchor="bottom", xshift=4
+    )
 
 
 def panel(lab: Any, guess: Any = None) -> Experiment:
