@@ -22,6 +22,7 @@ import numpy as np
 from numba import cfunc, njit, prange, types
 from numba.np.numpy_support import carray
 
+from labkit.kernels import cpu_cache_spec as cells
 from labkit.kernels.cpu_cache_simd import (
     KINDS,
     MAX_ROWS,
@@ -34,56 +35,16 @@ from labkit.kernels.cpu_cache_simd import (
     score_channels,
     score_rows,
 )
+from labkit.kernels.cpu_cache_spec import make_spec, why_not
+
+__all__ = ["attend", "compile_now", "make_spec", "why_not"]
 
 TILE = 64
 """Tokens whose scores are held at once."""
-MAX_BLOCK = 256
 _MASKED = np.float32(-1e30)
 _BF16 = KINDS["bf16"]
 MIN_PARALLEL_READS = 1 << 17
 """Stored numbers below which handing work to other threads costs more than it saves."""
-
-SPEC = (
-    "kind", "block", "n_groups", "dims_k", "dims_v",
-    "k", "k_group", "k_block", "k_row",
-    "k_scale", "k_zero", "k_scale_group", "k_scale_block",
-    "v", "v_group", "v_block", "v_row",
-    "v_scale", "v_zero", "v_scale_group", "v_scale_block", "v_grids",
-    "recent_kind", "recent_tokens", "recent_k", "recent_k_seq", "recent_k_group", "recent_k_row",
-    "recent_v", "recent_v_seq", "recent_v_group", "recent_v_row",
-)  # fmt: skip
-"""Fields of ``spec``: addresses (``k``), strides in bytes (``k_group``: from a KV head to the next; ``k_row``: from a
-token to the next, or from a channel to the next when K lies by channel), and sizes. ``v_grids``: scales a token.
-``recent_*``: the full-precision ring of the latest tokens; position p lies at p mod recent_tokens."""
-(
-    KIND, BLOCK, N_GROUPS, DIMS_K, DIMS_V, K, K_GROUP, K_BLOCK, K_ROW, K_SCALE, K_ZERO, K_SCALE_GROUP, K_SCALE_BLOCK,
-    V, V_GROUP, V_BLOCK, V_ROW, V_SCALE, V_ZERO, V_SCALE_GROUP, V_SCALE_BLOCK, V_GRIDS,
-    RECENT_KIND, RECENT_TOKENS, RECENT_K, RECENT_K_SEQ, RECENT_K_GROUP, RECENT_K_ROW,
-    RECENT_V, RECENT_V_SEQ, RECENT_V_GROUP, RECENT_V_ROW,
-) = range(len(SPEC))  # fmt: skip
-N_SPEC = len(SPEC)
-
-
-def make_spec(**fields: int) -> np.ndarray:
-    """The (len(SPEC),) int64 array that names these fields; those left out are 0."""
-    unknown = set(fields) - set(SPEC)
-    if unknown:
-        raise ValueError(f"unknown field {', '.join(sorted(unknown))}: a spec has {', '.join(SPEC)}.")
-    return np.array([fields.get(name, 0) for name in SPEC], dtype=np.int64)
-
-
-def why_not(kind: str, *, block: int, dims_k: int, dims_v: int, v_grids: int = 1) -> str | None:
-    """Why this kernel cannot serve such a storage; None when it can."""
-    if kind not in KINDS:
-        return f"the CPU kernel reads {', '.join(KINDS)}, not {kind}"
-    step = 16 if kind in ("int8", "int4") else 8
-    if block % step or block > MAX_BLOCK:
-        return f"the CPU kernel reads {kind} blocks of a multiple of {step} tokens up to {MAX_BLOCK}, not {block}"
-    if dims_k % 8 or dims_v % 16:
-        return f"the CPU kernel reads heads of a multiple of 16 dims, not {dims_k} and {dims_v}"
-    if (kind == "int8" and (dims_v // v_grids) % 16) or (kind == "int4" and (dims_v // v_grids) % 8):
-        return f"the CPU kernel reads value groups of a multiple of 16 dims, not {dims_v // v_grids}"
-    return None
 
 
 @njit(cache=True, error_model="numpy")
@@ -116,9 +77,14 @@ def _stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap
     workspace (``workspace_size``), which begins with m, total (MAX_ROWS each) and acc (MAX_ROWS, Dv): the running
     maximum, sum and mix.
     """
-    spec = carray(as_pointer(spec_at), N_SPEC, np.int64)
-    dims_k, dims_v, ring, n_grids = spec[DIMS_K], spec[DIMS_V], spec[RECENT_TOKENS], spec[V_GRIDS]
-    block = spec[BLOCK]
+    spec = carray(as_pointer(spec_at), cells.N_SPEC, np.int64)
+    dims_k, dims_v, ring, n_grids = (
+        spec[cells.DIMS_K],
+        spec[cells.DIMS_V],
+        spec[cells.RECENT_TOKENS],
+        spec[cells.V_GRIDS],
+    )
+    block = spec[cells.BLOCK]
     table = carray(as_pointer(table_at), -(-hi // block), np.int32)
     m = carray(as_pointer(state), MAX_ROWS, np.float32)
     total = carray(as_pointer(state + 4 * MAX_ROWS), MAX_ROWS, np.float32)
@@ -137,14 +103,14 @@ def _stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap
         # A tile: some blocks, or a run of the ring. It is scored whole; positions outside [pos, hi) weigh nothing.
         in_blocks = pos < blocked
         if in_blocks:
-            kind, run, k_row, v_row = spec[KIND], block, spec[K_ROW], spec[V_ROW]
+            kind, run, k_row, v_row = spec[cells.KIND], block, spec[cells.K_ROW], spec[cells.V_ROW]
             end = min(hi, blocked)
             first_block = pos // block
             n_runs = min(max(1, TILE // block), -(-end // block) - first_block)
             start = first_block * block
             last = min(end - start, n_runs * block)
         else:
-            kind, k_row, v_row = spec[RECENT_KIND], spec[RECENT_K_ROW], spec[RECENT_V_ROW]
+            kind, k_row, v_row = spec[cells.RECENT_KIND], spec[cells.RECENT_K_ROW], spec[cells.RECENT_V_ROW]
             slot = pos % ring // 8 * 8
             start = pos - pos % ring % 8
             n_runs, first_block = 1, 0
@@ -155,15 +121,20 @@ def _stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap
             at = s_at + 4 * j * run
             if in_blocks:
                 block_idx = np.int64(table[first_block + j])
-                k = spec[K] + g * spec[K_GROUP] + block_idx * spec[K_BLOCK]
+                k = spec[cells.K] + g * spec[cells.K_GROUP] + block_idx * spec[cells.K_BLOCK]
             else:
-                k = spec[RECENT_K] + seq * spec[RECENT_K_SEQ] + g * spec[RECENT_K_GROUP] + slot * k_row
+                k = (
+                    spec[cells.RECENT_K]
+                    + seq * spec[cells.RECENT_K_SEQ]
+                    + g * spec[cells.RECENT_K_GROUP]
+                    + slot * k_row
+                )
             if kind <= _BF16:
                 score_rows(kind, rows, q, q_stride, dims_k, k, k_row, run, at, s_stride)
             else:
-                grid = g * spec[K_SCALE_GROUP] + block_idx * spec[K_SCALE_BLOCK]
+                grid = g * spec[cells.K_SCALE_GROUP] + block_idx * spec[cells.K_SCALE_BLOCK]
                 fold(
-                    rows, q, q_stride, dims_k, spec[K_SCALE] + grid, spec[K_ZERO] + grid,
+                    rows, q, q_stride, dims_k, spec[cells.K_SCALE] + grid, spec[cells.K_ZERO] + grid,
                     scaled_at, q_stride, shifts_at,
                 )  # fmt: skip
                 score_channels(kind, rows, scaled_at, q_stride, dims_k, k, k_row, run, at, s_stride)
@@ -176,15 +147,20 @@ def _stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap
             begin, stop = max(0, first - j * run), min(run, last - j * run)
             if in_blocks:
                 block_idx = np.int64(table[first_block + j])
-                v = spec[V] + g * spec[V_GROUP] + block_idx * spec[V_BLOCK]
+                v = spec[cells.V] + g * spec[cells.V_GROUP] + block_idx * spec[cells.V_BLOCK]
             else:
-                v = spec[RECENT_V] + seq * spec[RECENT_V_SEQ] + g * spec[RECENT_V_GROUP] + slot * v_row
+                v = (
+                    spec[cells.RECENT_V]
+                    + seq * spec[cells.RECENT_V_SEQ]
+                    + g * spec[cells.RECENT_V_GROUP]
+                    + slot * v_row
+                )
             if kind > _BF16:
                 grid_dims = dims_v // n_grids
                 for w in range(n_grids):
-                    grid = g * spec[V_SCALE_GROUP] + block_idx * spec[V_SCALE_BLOCK] + 2 * w * block
+                    grid = g * spec[cells.V_SCALE_GROUP] + block_idx * spec[cells.V_SCALE_BLOCK] + 2 * w * block
                     fold(
-                        rows, p, s_stride, block, spec[V_SCALE] + grid, spec[V_ZERO] + grid,
+                        rows, p, s_stride, block, spec[cells.V_SCALE] + grid, spec[cells.V_ZERO] + grid,
                         weights_at + w * grid_stride, s_stride, shifts_at,
                     )  # fmt: skip
                     for r in range(rows):
@@ -201,14 +177,14 @@ def _stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap
 @njit(cache=True, error_model="numpy")
 def workspace_size(spec):  # type: ignore[no-untyped-def]
     """float32 numbers that one task needs: m, total, acc, scores, shifts, scaled queries, weights by grid, queries."""
-    tile = max(TILE, spec[BLOCK])
-    return MAX_ROWS * (3 + spec[DIMS_V] + 2 * spec[DIMS_K] + tile * (1 + spec[V_GRIDS]))
+    tile = max(TILE, spec[cells.BLOCK])
+    return MAX_ROWS * (3 + spec[cells.DIMS_V] + 2 * spec[cells.DIMS_K] + tile * (1 + spec[cells.V_GRIDS]))
 
 
 @njit(cache=True, error_model="numpy")
 def _task(task, n_splits, n_passes, stretch, spec, tables, rows, q, n_sinks, scale, softcap, states):  # type: ignore[no-untyped-def]
     """One (query row, KV head, pass over its query heads, stretch of tokens)."""
-    n_groups, dims = spec[N_GROUPS], q.shape[2]
+    n_groups, dims = spec[cells.N_GROUPS], q.shape[2]
     split = task % n_splits
     part = (task // n_splits) % n_passes
     g = (task // (n_splits * n_passes)) % n_groups
@@ -219,7 +195,7 @@ def _task(task, n_splits, n_passes, stretch, spec, tables, rows, q, n_sinks, sca
     n_heads = min(per_pass, per_group - part * per_pass)
     state = states[task]
     heads = state.shape[0] - MAX_ROWS * dims
-    state[: MAX_ROWS * (2 + spec[DIMS_V])] = 0
+    state[: MAX_ROWS * (2 + spec[cells.DIMS_V])] = 0
     for r in range(n_heads):
         state[r] = _MASKED
         for d in range(dims):
@@ -263,7 +239,7 @@ def _merge(n_splits, n_passes, n_groups, states, out):  # type: ignore[no-untype
 @njit(cache=True, parallel=True, nogil=True, error_model="numpy")
 def attend_rows(parallel, n_splits, n_passes, stretch, spec, tables, rows, q, n_sinks, scale, softcap, out):  # type: ignore[no-untyped-def]
     """``attend`` for compiled callers. ``stretch`` is ``stretch_address()``."""
-    n_tasks = q.shape[0] * spec[N_GROUPS] * n_passes * n_splits
+    n_tasks = q.shape[0] * spec[cells.N_GROUPS] * n_passes * n_splits
     states = np.empty((n_tasks, workspace_size(spec)), np.float32)
     if parallel:
         for task in prange(n_tasks):
@@ -271,7 +247,7 @@ def attend_rows(parallel, n_splits, n_passes, stretch, spec, tables, rows, q, n_
     else:
         for task in range(n_tasks):
             _task(task, n_splits, n_passes, stretch, spec, tables, rows, q, n_sinks, scale, softcap, states)
-    _merge(n_splits, n_passes, spec[N_GROUPS], states, out)
+    _merge(n_splits, n_passes, spec[cells.N_GROUPS], states, out)
 
 
 @cache
@@ -298,9 +274,9 @@ def attend(
 
     ``n_reads``: stored numbers that will be read, about; it decides whether other threads are worth waking.
     """
-    n_groups = int(spec[N_GROUPS])
+    n_groups = int(spec[cells.N_GROUPS])
     n_passes = -(-(q.shape[1] // n_groups) // MAX_ROWS)
-    out = np.empty((*q.shape[:2], int(spec[DIMS_V])), np.float32)
+    out = np.empty((*q.shape[:2], int(spec[cells.DIMS_V])), np.float32)
     n_threads = numba.get_num_threads()
     parallel = n_reads >= MIN_PARALLEL_READS and n_threads > 1
     n_tasks = q.shape[0] * n_groups * n_passes

@@ -1,6 +1,6 @@
 """How keys and values are stored. Importing this room registers every kind."""
 
-from labkit.kvcache import none, contiguous, paged, quantized, sliding, offloaded  # noqa: I001 - the order of menus
+from labkit.kvcache import none, contiguous, paged, quantized_kinds, sliding, offloaded  # noqa: I001 - the order of menus
 from labkit.kvcache.base import CacheFull, Entry, KVCache, LayerEntries, Segment
 from labkit.kvcache.forms import Int4, Int8
 from labkit.kvcache.offloaded import Offloaded
@@ -24,6 +24,6 @@ __all__ = [
     "none",
     "offloaded",
     "paged",
-    "quantized",
+    "quantized_kinds",
     "sliding",
 ]

@@ -148,7 +148,7 @@ class PagedCache(BlockCache):
     ) -> int:
         config = config or Paged()
         if config.dtype != "model":
-            from labkit.kvcache.quantized import PagedQuantizedCache
+            from labkit.kvcache.quantized_kinds import PagedQuantizedCache
 
             return PagedQuantizedCache.predict_nbytes(
                 layers, capacity_tokens=capacity_tokens, n_sequences=n_sequences, dtype=dtype, config=config
@@ -162,7 +162,7 @@ class PagedCache(BlockCache):
 @register("kv_cache", "paged", config=Paged, summary="Blocks of tokens behind a block table: taken as needed, shared")
 def build(config: Paged, layers: Sequence[LayerEntries], **sizes: Any) -> KVCache:
     if config.dtype != "model":
-        from labkit.kvcache.quantized import PagedQuantizedCache
+        from labkit.kvcache.quantized_kinds import PagedQuantizedCache
 
         return PagedQuantizedCache(layers, config=config, **sizes)
     return PagedCache(layers, config=config, **sizes)

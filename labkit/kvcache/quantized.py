@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kvcache.base import KVCache, LayerEntries, Segment
+from labkit.kvcache.base import LayerEntries, Segment
 from labkit.kvcache.blocks import PIECE_TOKENS, BlockCache
-from labkit.kvcache.forms import Form, Int4, Int8, block_nbytes
+from labkit.kvcache.forms import Form, Int8, block_nbytes
 from labkit.kvcache.grid import dequantize_keys, dequantize_values, quantize_keys, quantize_values
-from labkit.registry import register
 
 
 class QuantizedCache(BlockCache):
@@ -286,35 +285,3 @@ class QuantizedCache(BlockCache):
     @classmethod
     def default_config(cls) -> Any:
         return Int8()
-
-
-class Int8Cache(QuantizedCache):
-    kind = "int8"
-
-
-class Int4Cache(QuantizedCache):
-    kind = "int4"
-
-    @classmethod
-    def default_config(cls) -> Any:
-        return Int4()
-
-
-class PagedQuantizedCache(QuantizedCache):
-    """What ``Paged(dtype="int8")`` builds: blocks shared by content, and a pool of any size."""
-
-    def __init__(self, layers: Sequence[LayerEntries], *, config: Any, **sizes: Any) -> None:
-        self.kind = "paged"  # type: ignore[misc]
-        super().__init__(layers, config=config, **sizes)
-
-
-@register(
-    "kv_cache", "int8", config=Int8, summary="8 bits a number, keys per channel, values per token, recent in full"
-)
-def build_int8(config: Int8, layers: Sequence[LayerEntries], **sizes: Any) -> KVCache:
-    return Int8Cache(layers, config=config, **sizes)
-
-
-@register("kv_cache", "int4", config=Int4, summary="4 bits a number: a quarter of the bytes, and an error to look at")
-def build_int4(config: Int4, layers: Sequence[LayerEntries], **sizes: Any) -> KVCache:
-    return Int4Cache(layers, config=config, **sizes)

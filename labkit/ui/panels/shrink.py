@@ -13,7 +13,7 @@ from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.grid import encode, make_grid
 from labkit.kvcache.paged import PagedCache
 from labkit.kvcache.quality import measure_quality
-from labkit.kvcache.quantized import Int4Cache, Int8Cache
+from labkit.kvcache.quantized_kinds import Int4Cache, Int8Cache
 from labkit.kvcache.sliding import SlidingCache
 from labkit.ui import theme
 from labkit.ui.controls import choice, slider
