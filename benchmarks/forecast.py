@@ -91,7 +91,10 @@ def main() -> None:
     for engine, lengths, n_new in CASES:
         if options.only and options.only not in engine.label():
             continue
-        rows += _engine_rows(engine, lengths, n_new, options)
+        try:
+            rows += _engine_rows(engine, lengths, n_new, options)
+        except (ValueError, RuntimeError) as error:
+            print(f"{engine.label():44} left out: {error}", flush=True)
     if not rows:
         raise SystemExit(f"no engine's name contains {options.only!r}.")
     report(rows)

@@ -169,10 +169,12 @@ class Bench:
         self._between_layers: Callable[[], bool] = lambda: sweep() is None
 
     def sample(self, point: Point) -> dict[str, float]:
-        """Seconds by phase of one run of the point's step, ``"step"`` for all of it."""
+        """Seconds by phase of one run of the point's step, ``"step"`` for all of it.
+
+        Without a history there is no past: such a cache's points are timed as if ``n_past`` were 0."""
         cache = self._cache(point)
         step = self._step(cache)
-        n_rows = point.n_rows if cache.keeps_history else point.n_rows + point.n_past
+        n_rows = point.n_rows
         ids = torch.arange(n_rows, device=self.engine.device) % 250
         if point.n_new == point.n_sequences == 1:  # what a run does once, before its second token, is not a step's cost
             step(ids, timer=NULL_TIMER, should_stop=_never)

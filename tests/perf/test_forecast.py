@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import labkit.quant  # noqa: F401 - registers the packed formats
+from labkit import registry
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf import launches, memory, probe, rates
 from labkit.perf.cost import decode_cost, prefill_cost
@@ -193,6 +195,30 @@ def test_a_shell_runs_like_its_model(family: str) -> None:
     with torch.inference_mode():
         times = Bench(shell_of(FAMILIES[family]), ENGINE).sample(Point("shell", 1, 8))
     assert {"attention", "ffn", "norm", "kv_cache", "lm_head", "embed", "step"} <= set(times)
+
+
+def _engines() -> list[Engine]:
+    """Each registered component once, beside the plain ones."""
+    here = {kind: [i.name for i in registry.components(kind) if not i.unavailable] for kind in KINDS}
+    return [Engine(**{kind: name}) for kind in KINDS for name in here[kind]]
+
+
+KINDS = ("backend", "weights", "kv_cache")
+
+
+@pytest.mark.parametrize("engine", _engines(), ids=Engine.label)
+def test_every_engine_of_the_registries_can_be_timed(engine: Engine) -> None:
+    """Every kind of point that a plan has, in small."""
+    bench = Bench(shell_of(SMOLLM2), engine, sweep_bytes=1 << 20)
+    with torch.inference_mode():
+        for point in (
+            Point("shell", 1),
+            Point("shell", 1, 70),
+            Point("shell", 1, 8, 2),
+            Point("shell", 5),
+            Point("shell", 5, 9),
+        ):
+            assert bench.sample(point)["step"] > 0
 
 
 def test_measuring_an_engine_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
