@@ -48,9 +48,9 @@ MIN_PARALLEL_READS = 1 << 17
 
 
 @njit(cache=True, error_model="numpy")
-def _soften(rows, s, s_at, s_stride, first, last, softcap, m, total, acc):  # type: ignore[no-untyped-def]
-    """Scores [first, last) of a tile to weights, in place; the running maximum, sum and mix follow."""
-    n = -(-last // 8) * 8
+def _soften(rows, s, s_at, s_stride, n, first, last, softcap, m, total, acc):  # type: ignore[no-untyped-def]
+    """Scores [first, last) of a tile of n to weights, in place, and the others to 0 (a grid's zero is mixed in for the
+    whole tile); the running maximum, sum and mix follow."""
     for r in range(rows):
         if softcap > 0:
             for t in range(first, last):
@@ -141,7 +141,7 @@ def _stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap
                 for r in range(rows):
                     for t in range(j * run, (j + 1) * run):
                         s[r, t] += shifts[r]
-        _soften(rows, s, s_at, s_stride, first, last, softcap, m, total, acc)
+        _soften(rows, s, s_at, s_stride, n_runs * run, first, last, softcap, m, total, acc)
         for j in range(n_runs):
             p, p_stride, grid_dims = s_at + 4 * j * run, s_stride, dims_v
             begin, stop = max(0, first - j * run), min(run, last - j * run)
