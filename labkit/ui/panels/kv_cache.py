@@ -84,6 +84,9 @@ def _toggle_result(lab: Any, trace: Any) -> Result:
     memory = go.Scatter(x=numbers, y=[b / 1e6 for b in held], name="keys and values kept", **theme.series(2))
     figure.add_trace(memory, 2, 1)
     theme.figure_layout(figure, x="new token", y="")
+    look = {name: figure.layout.xaxis[name] for name in ("gridcolor", "linecolor", "zerolinecolor", "ticks")}
+    figure.update_xaxes(**look, automargin=True, title_standoff=12)
+    figure.update_yaxes(**look, automargin=True, title_standoff=12)
     figure.update_xaxes(title_text="", row=1, col=1)
     figure.update_yaxes(title_text="ms a token", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="MB kept", rangemode="tozero", row=2, col=1)
@@ -92,7 +95,7 @@ def _toggle_result(lab: Any, trace: Any) -> Result:
         words, at = "cache on" if switch["name"] == ON else "cache off", switch["from_token"] + 1
         line = {"color": theme.VERMILION, "dash": "dot"}
         figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, xref="x", yref="paper", line=line)
-        figure.add_annotation(x=at, y=1, yref="paper", text=words, showarrow=False, xanchor="left", yanchor="bottom")
+        figure.add_annotation(x=at, y=1, yref="paper", text=words, showarrow=False, xanchor="left", yanchor="top")
     medians = {name: median(ms) for name in (OFF, ON) if (ms := _settled(times_ms, used, name))}
     rows = [
         {"new token": n, "cache": kind, "ms": ms, "bytes kept": kept}
