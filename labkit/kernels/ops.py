@@ -57,8 +57,12 @@ def visible(q_positions: Tensor, k_positions: Tensor, *, window: int | None = No
     return seen
 
 
-def attention_weights(q: Tensor, k: Tensor, *, mask: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+def attention_weights(
+    q: Tensor, k: Tensor, *, mask: Tensor | None, scale: float, softcap: float | None = None
+) -> Tensor:
     """softmax(softcap(scale q k^T) + mask): q (T, H, D), k (G, S, D), mask (T, S) -> (H, T, S) float32.
+
+    ``mask`` None: every query sees every key.
 
     The soft cap c tanh(s / c) keeps a score within +-c (Gemma 2, arXiv 2408.00118).
     """
@@ -66,12 +70,14 @@ def attention_weights(q: Tensor, k: Tensor, *, mask: Tensor, scale: float, softc
     scores = torch.einsum("tgrd,gsd->grts", grouped, k.float())
     if softcap is not None:
         scores = scores.tanh_().mul_(softcap)
-    hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))  # added: one pass, not two
-    return scores.add_(hidden).softmax(dim=-1).flatten(0, 1)
+    if mask is not None:
+        hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
+        scores = scores.add_(hidden)
+    return scores.softmax(dim=-1).flatten(0, 1)
 
 
 def attend_einsum(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, scale: float, softcap: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float, softcap: float | None = None
 ) -> Tensor:
     """Attention written out: q (T, H, D), k and v (G, S, D), mask (T, S) -> (T, H, D)."""
     weights = attention_weights(q, k, mask=mask, scale=scale, softcap=softcap)
@@ -130,7 +136,7 @@ def attend(
         )
         return out.reshape(1, n_heads, -1)
     causal = n_past == 0 and n_stored == n_new and (window is None or n_new <= window) and k_positions is None
-    if softcap is None and causal:
+    if sees_all or (softcap is None and causal):
         mask = None
     else:
         if k_positions is None:
@@ -138,7 +144,6 @@ def attend(
         q_positions = torch.arange(n_past, n_past + n_new, device=q.device)
         mask = visible(q_positions, k_positions, window=window, n_sinks=n_sinks)
     if softcap is not None:
-        assert mask is not None
         return attend_einsum(q, k, v, mask=mask, scale=scale, softcap=softcap)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],  # (1, H, T, D)
