@@ -83,7 +83,7 @@ def test_generate_reads_standard_input(model, capsys, monkeypatch):
     [
         ([""], "prompt is empty"),
         ([FOX, "--model", "no-such-model"], "smollm2-135m-instruct"),
-        ([FOX, "--cache", "no-such-cache"], "unknown kv_cache 'no-such-cache': choose one of contiguous"),
+        ([FOX, "--cache", "no-such-cache"], "unknown kv_cache 'no-such-cache': choose one of none, contiguous"),
         ([FOX, "--backend", "no-such-backend"], "unknown backend 'no-such-backend': choose one of"),
         ([FOX, "--max-new-tokens", "0"], "max_new_tokens=0: must be a whole number, 1 or more"),
         ([FOX, "--temperature", "-1"], "temperature=-1.0: must be 0 or more"),
