@@ -2,9 +2,7 @@
 
     python benchmarks/kvcache.py [--only speedup attention step flat quality] [--rounds 7] [--json FILE]
 
-Times are medians of rounds that interleave what is compared (A B C A B C ...), so that whatever else the machine does
-hits all of them alike; ratios are medians of the rounds' own ratios. The backend is the reference in all of it: only
-the cache changes.
+Medians of rounds that interleave what is compared (A B C A B C ...). On the reference backend: only the cache changes.
 """
 
 from __future__ import annotations
@@ -150,13 +148,13 @@ def step(rounds: int) -> list[dict[str, Any]]:
 
 def speedup(rounds: int) -> list[dict[str, Any]]:
     """With against without a cache. A step without one is a pass over the whole text: timed at nine lengths and summed
-    over the lengths between (a thousand of them would take an hour). With one, steps are timed at the same lengths."""
+    over the lengths between (thousands of them would take hours). With one, steps are timed at the same lengths."""
     model = labkit.load(dtype="fp32", backend="reference")
     layers = model.transformer.cache_entries
-    lengths = (8, 32, 64, 128, 256, 512, 768, 1024, 1256)
+    lengths = (8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     without, cached = [], []
-    ids = model.tokenizer.encode("\n".join(topics.topics.values())[:12_000])[:1256]
-    cache = build("contiguous", layers, 1300, model.dtype)
+    ids = model.tokenizer.encode("\n".join(topics.topics.values())[:40_000])[:4096]
+    cache = build("contiguous", layers, 4100, model.dtype)
     with torch.inference_mode():
         for length in lengths:
             cache.reset()
@@ -170,7 +168,7 @@ def speedup(rounds: int) -> list[dict[str, Any]]:
                 model.transformer(torch.tensor(ids[length - 1 : length]), cache, last_only=True)
                 cache.truncate(length - 1)
 
-            times = interleaved({"none": recompute, "contiguous": remember}, max(3, rounds if length < 300 else 3))
+            times = interleaved({"none": recompute, "contiguous": remember}, rounds if length < 300 else 1)
             without.append(median(times["none"]))
             cached.append(median(times["contiguous"]))
 
@@ -179,7 +177,7 @@ def speedup(rounds: int) -> list[dict[str, Any]]:
 
     rows = []
     for n_prompt in (8, 256):
-        for n_new in (8, 64, 128, 256, 512, 1000):
+        for n_new in (8, 64, 128, 256, 512, 1000, 3840):
             prefill = _between(lengths, without, n_prompt)
             slow = prefill + total(without, n_prompt + 1, n_prompt + n_new)
             fast = prefill + total(cached, n_prompt + 1, n_prompt + n_new)
