@@ -84,7 +84,7 @@ def _toggle_result(lab: Any, trace: Any) -> Result:
     memory = go.Scatter(x=numbers, y=[b / 1e6 for b in held], name="keys and values kept", **theme.series(2))
     figure.add_trace(memory, 2, 1)
     theme.figure_layout(figure, x="new token", y="")
-    look = {name: figure.layout.xaxis[name] for name in ("gridcolor", "linecolor", "zerolinecolor", "ticks")}
+    look = {name: figure.layout.xaxis[name] for name in ("gridcolor", "linecolor", "zerolinecolor", "ticks")}  # type: ignore[attr-defined]
     figure.update_xaxes(**look, automargin=True, title_standoff=12)
     figure.update_yaxes(**look, automargin=True, title_standoff=12)
     figure.update_xaxes(title_text="", row=1, col=1)
