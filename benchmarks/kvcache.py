@@ -234,7 +234,7 @@ def flat(rounds: int) -> list[dict[str, Any]]:
 
 
 def quality(rounds: int) -> list[dict[str, Any]]:
-    """Perplexity and logits on the prose of Python's own manual, in windows of 1,024 tokens and in one of 6,144."""
+    """Perplexity and logits on the prose of Python's own manual, in windows of 1,024 tokens and in one of 4,096."""
     model = labkit.load(dtype="fp32", backend="reference")
     ids = model.tokenizer.encode("\n".join(topics.topics.values())[:120_000])
     choices = {
@@ -248,7 +248,7 @@ def quality(rounds: int) -> list[dict[str, Any]]:
         "sliding 512, no sinks": Sliding(512, 0),
     }
     rows = []
-    for length, n_windows in ((1024, 6), (6144, 1)):
+    for length, n_windows in ((1024, 3), (4096, 1)):
         texts = [ids[i * length : (i + 1) * length] for i in range(n_windows)]
         found = measure_quality(model, texts, list(choices.values()), n_skipped=256)
         for name, q in zip(choices, found, strict=True):
