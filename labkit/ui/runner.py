@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 TICK_S = 0.1
+SETTLE_S = 2.0
 
 
 class Stopped(Exception):
@@ -35,6 +36,8 @@ class Job:
 
     def __init__(self, on_tick: Callable[[Job], None] = _nothing) -> None:
         self.stop_event = threading.Event()
+        self.ended = threading.Event()
+        """Set when all is published. Not ``Thread.join``: Python 3.11 takes an interrupted join for the thread's end."""
         self.fraction = -1.0
         self.message = ""
         self.started_s = time.perf_counter()
@@ -80,12 +83,11 @@ class Runner:
     def __init__(self, *, on_tick: Callable[[Job], None] = _nothing, on_end: Callable[[Job], None] = _nothing) -> None:
         self.on_tick, self.on_end = on_tick, on_end
         self.job: Job | None = None
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     @property
     def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self.job is not None and not self.job.ended.is_set()
 
     def start(self, work: Callable[[Job], Any]) -> bool:
         """Begin; False when something is still running (a second click on Run does nothing)."""
@@ -94,11 +96,13 @@ class Runner:
                 return False
             job = self.job = Job(self.on_tick)
             if not job.foreground:
-                self._thread = threading.Thread(target=self._run, args=(job, work), name="labkit-panel", daemon=True)
-                self._thread.start()
+                threading.Thread(target=self._run, args=(job, work), name="labkit-panel", daemon=True).start()
                 return True
-        self._work(job, work)
-        self.on_end(job)
+        try:
+            self._work(job, work)
+            self.on_end(job)
+        finally:
+            job.ended.set()
         return True
 
     def stop(self) -> None:
@@ -107,16 +111,16 @@ class Runner:
 
     def wait(self, timeout: float | None = 120.0) -> Any:
         """Block until the run ends; its result, or its exception raised here. A kernel interrupt stops the run."""
+        if self.job is None:
+            raise ValueError("nothing has run yet: press Run first.")
         try:
-            if self._thread is not None:
-                self._thread.join(timeout)
+            self.job.ended.wait(timeout)
         except KeyboardInterrupt:
             self.stop()
+            self.job.ended.wait(SETTLE_S)  # so that the next Run is not taken for a second click
             raise
         if self.running:
             raise TimeoutError(f"the run is still going after {timeout} s.")
-        if self.job is None:
-            raise ValueError("nothing has run yet: press Run first.")
         if self.job.error is not None:
             raise self.job.error
         return self.job.result
@@ -130,6 +134,7 @@ class Runner:
                 break
             self._publish(self.on_tick, job)
         self._publish(self.on_end, job)
+        job.ended.set()
 
     @staticmethod
     def _publish(callback: Callable[[Job], None], job: Job) -> None:

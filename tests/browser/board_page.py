@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 RUN_S = 180
 SCREENSHOTS = Path(__file__).resolve().parent / "screenshots"
@@ -98,8 +99,9 @@ class Board:
 
 
 def run_all(page: Any) -> None:
-    """JupyterLab: wait for the notebook and run all its cells."""
+    """JupyterLab: wait for the notebook of the page's address and run all its cells."""
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
-    page.wait_for_function("() => window.jupyterapp && window.jupyterapp.shell.currentWidget")
+    name = urlsplit(page.url).path.rsplit("/", 1)[-1]
+    page.wait_for_function("name => window.jupyterapp?.shell.currentWidget?.context?.path.endsWith(name)", arg=name)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext?.session?.kernel != null")
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")

@@ -37,6 +37,7 @@ class Server:
 
     def url(self, notebook: str, **query: str) -> str:
         page = f"lab/tree/notebooks/{notebook}" if self.kind == "lab" else f"voila/render/{notebook}"
+        query |= {"reset": ""} if self.kind == "lab" else {}  # else JupyterLab brings back the notebooks of other tests
         more = "".join(f"&{key.replace('_', '-')}={value}" for key, value in query.items())
         return f"http://127.0.0.1:{self.port}/{page}?token={TOKEN}{more}"
 
