@@ -50,7 +50,8 @@ def multiplier(modules: list[nn.Module], n_tokens: int, n_threads: int) -> Calla
     n_out, n_in = int(first[plan.N_OUT]), int(first[plan.N_IN])
     x, out = torch.randn(n_tokens, n_in + -n_in % 64), torch.empty(n_tokens, n_out + -n_out % 4)
     work = torch.empty(matmul.work_bytes(n_tokens, n_in, n_threads), dtype=torch.uint8)
-    jobs, kept = [], []
+    jobs: list[np.ndarray] = []
+    kept: list[object] = [x, out, work]  # a job holds addresses only
     for module in modules:
         row = np.asarray(plan.describe(module), np.int64)
         job = np.zeros(12, np.int64)
@@ -60,7 +61,7 @@ def multiplier(modules: list[nn.Module], n_tokens: int, n_threads: int) -> Calla
         )  # fmt: skip
         job[[matmul.N_TOKENS, matmul.WORK]] = n_tokens, (work.data_ptr() + 63) // 64 * 64
         jobs.append(job)
-        kept.append(row)
+        kept.append((module, row))
 
     def once() -> float:
         began = time.perf_counter()

@@ -54,32 +54,19 @@ def product(linear, x, scratch, out, first, end):
                     w_at, n, scratch, sums, steps, linear[SCALES] + 2 * cell, zeros, shift, out + 16 * panel
                 )
     else:
-        row = first
         if kind == INT8:
-            while row + 4 <= end:
-                dots.dot_int8(w + row * stride, stride, n, x, out + 4 * row)
-                row += 4
-            while row < end:
+            for row in range(first, end):
                 dots.dot_int8_one(w + row * stride, stride, n, x, out + 4 * row)
-                row += 1
             y, scales = carray(array_at(at), (end - first,), np.float32), linear[SCALES] + 4 * first
             s = carray(array_at(scales), (end - first,), np.float32)
             for i in range(end - first):
                 y[i] *= s[i]
         elif kind == BF16:
-            while row + 4 <= end:
-                dots.dot_bf16(w + row * stride, stride, n, x, out + 4 * row)
-                row += 4
-            while row < end:
+            for row in range(first, end):
                 dots.dot_bf16_one(w + row * stride, stride, n, x, out + 4 * row)
-                row += 1
         elif kind == FP32:
-            while row + 4 <= end:
-                dots.dot_fp32(w + row * stride, stride, n, x, out + 4 * row)
-                row += 4
-            while row < end:
+            for row in range(first, end):
                 dots.dot_fp32_one(w + row * stride, stride, n, x, out + 4 * row)
-                row += 1
     if linear[BIAS] != 0:
         y = carray(array_at(at), (end - first,), np.float32)
         b = carray(array_at(linear[BIAS] + 4 * first), (end - first,), np.float32)

@@ -62,6 +62,15 @@ def call(b: Any, name: str, result: Any, *args: Any) -> Any:
     return b.call(function, args)
 
 
+def prefetch(b: Any, address: Any) -> None:
+    """Ask for the cache line at ``address``, which may lie beyond the array: nothing is read."""
+    where = I8.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [where, I32, I32, I32])
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0i8")
+    read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+    b.call(function, [b.inttoptr(address, where), read, keep, data])
+
+
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, "llvm.fma.v8f32", VF32, x, y, z)
 
