@@ -150,7 +150,8 @@ class KVCache(ABC):
             self._abandon()
             raise
         self._stepping = threading.current_thread()
-        return torch.cat([torch.arange(s.n_past, s.n_total, device=self.device) for s in segments])
+        positions = [torch.arange(s.n_past, s.n_total, device=self.device) for s in segments]
+        return positions[0] if len(positions) == 1 else torch.cat(positions)
 
     @abstractmethod
     def append(self, layer_idx: int, **entries: Tensor) -> None:
