@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-import psutil
 import torch
 
 import labkit
@@ -52,11 +51,33 @@ def timer_cost(model: labkit.Model, backend: str, n_steps: int) -> tuple[float, 
     return median(took[False]), median(took[True])
 
 
+IMPORT = "import torch, time; t = time.perf_counter(); import labkit; labkit.load; labkit.Pipeline"
+LOAD = """
+import sys, time, labkit
+labkit.load
+began = time.perf_counter()
+labkit.load({options})
+took = time.perf_counter() - began
+sys.path.insert(0, {folder!r})
+from _process import peak_bytes
+print(took, peak_bytes())
+"""
+
+
 def import_cost_s() -> float:
-    """Seconds that ``import labkit`` takes after torch, in a fresh process; the best of three."""
-    code = "import torch, time; t = time.perf_counter(); import labkit; print(time.perf_counter() - t)"
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
-    return min(float(run.stdout) for run in runs)
+    """Seconds that ``import labkit`` and its first names take after torch, in a fresh process; the best of three."""
+    code = IMPORT + "; print(time.perf_counter() - t)"
+    return min(float(_fresh(code)) for _ in range(3))
+
+
+def cold_load(options: str) -> tuple[float, int]:
+    """Seconds of ``labkit.load(options)`` after the import, and the process's peak bytes: fresh processes, medians."""
+    runs = [_fresh(LOAD.format(options=options, folder=str(Path(__file__).parent))).split() for _ in range(3)]
+    return median(float(took) for took, _ in runs), int(median(int(peak) for _, peak in runs))
+
+
+def _fresh(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
 def main() -> None:
@@ -69,35 +90,28 @@ def main() -> None:
     backends.prepare("fused")
     rows = []
     for weights in (None, "int8", "int4"):
-        began = time.perf_counter()
         model = labkit.load(weights=weights)
-        load_s = time.perf_counter() - began
         for backend in ("reference", "fused"):
             n_steps = options.steps if backend == "fused" else max(options.steps // 5, 10)
             off, on = timer_cost(model, backend, n_steps)
             pipeline = labkit.Pipeline(model, backend=backend)
             trace = pipeline.generate("The history of the steam engine", max_new_tokens=32, ignore_eos=True).trace
             rows.append(
-                {"weights": weights or "as stored", "backend": backend, "load_s": load_s, "off_ms": off * 1e3,
+                {"weights": weights or "as stored", "backend": backend, "off_ms": off * 1e3,
                  "on_ms": on * 1e3, "cost": on / off - 1, "coverage": trace.coverage}
             )  # fmt: skip
             print(
                 f"{rows[-1]['weights']:>9} {backend:>9}: step {off * 1e3:.2f} ms off, {on * 1e3:.2f} ms on, "
-                f"timer {rows[-1]['cost']:+.2%}, coverage {trace.coverage:.2%}, load {load_s:.2f} s"
+                f"timer {rows[-1]['cost']:+.2%}, coverage {trace.coverage:.2%}"
             )
-    peak = psutil.Process().memory_info()
-    peak_bytes = getattr(peak, "peak_wset", None) or _peak_bytes()
+    loads = []
+    for arguments in ("", "dtype='fp32'", "dtype='bf16'", "weights='int8'", "weights='int4'"):
+        load_s, peak = cold_load(arguments)
+        loads.append({"options": arguments, "load_s": load_s, "peak_bytes": peak})
+        print(f"labkit.load({arguments}) in a fresh process: {load_s:.2f} s, peak memory {peak / 1e6:.0f} MB")
     cost_s = import_cost_s()
-    print(f"import labkit after torch: {cost_s:.2f} s; peak memory of this process: {peak_bytes / 1e9:.2f} GB")
-    options.out.write_text(json.dumps({"rows": rows, "import_s": cost_s, "peak_bytes": peak_bytes}, indent=1))
-
-
-def _peak_bytes() -> int:
-    """The most memory this process held, where the system says (KiB on Linux, bytes on macOS)."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    print(f"import labkit after torch, with the names it loads lazily: {cost_s:.2f} s")
+    options.out.write_text(json.dumps({"rows": rows, "loads": loads, "import_s": cost_s}, indent=1))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from pydoc_data.topics import topics
 from statistics import median
 from typing import Any
 
+from _process import peak_bytes
+
 from labkit.checkpoint.fetch import fetch_default
 from labkit.checkpoint.gguf import GGUFFile
 from labkit.tokenizer import Tokenizer, batch, merging, native, patterns
@@ -157,15 +159,13 @@ def peak_memory_mb(name: str, n_mb: float, shape: str) -> float:
 
 
 def child(name: str, n_mb: float, shape: str) -> None:
-    import resource
-
     text = corpus(int(n_mb * 1e6))
     run = engine(name, metadata())
     run([text[:20_000]] * 2)
     texts = documents(text) if shape == "batch" else [text]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     run(texts)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((peak_bytes() - before) / 2**20)
 
 
 def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -49,6 +49,8 @@ class Pipeline:
         backend: Any = "auto",
     ) -> None:
         self.model = model
+        self.weights_bytes = model.nbytes
+        """Counted here, before the clock of a run starts: it asks every tensor."""
         self.kv_cache = registry.find("kv_cache", kv_cache)
         self.sampling = _as_sampling(sampling)
         if drafter is not None:
@@ -175,7 +177,7 @@ class _Worker:
                 "device": str(model.device),
                 "sampling": vars(pipeline.sampling),
                 "seed": self.seed,
-                "weights_bytes": model.nbytes,
+                "weights_bytes": pipeline.weights_bytes,
                 "kv_caches": [],
             }
         self._bind_cache()

@@ -1,6 +1,7 @@
 """Products with packed weights, as ``torch.library`` ops: the plain PyTorch here is what every kernel must equal.
 
     linear_int8(x, weight, scales, bias)                            x (..., K) -> (..., N)
+    linear_w8a8(x, weight, scales, bias)                            the same, x rounded to bytes token by token
     linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
 
 The packed layouts are ``labkit.quant.grid``'s. On a GPU a few tokens go through Triton, from the packed form; elsewhere
@@ -9,6 +10,7 @@ the weights are unpacked and multiplied.
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +34,9 @@ def unpack_weight_int4(
     return dense.flatten(1)[:n_out, :n_in]
 
 
+TOKEN_LEVELS = 63
+"""Steps from zero to a token's largest activation, where tokens are rounded to bytes: two products of such a number
+with an int8 weight fit 16 bits, which is what a CPU without a dot-product instruction adds them in."""
 FEW_TOKENS = 8
 """Up to here a GPU reads the packed weights once for each token; beyond, it unpacks them and multiplies."""
 
@@ -58,6 +63,38 @@ def linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
 @linear_int8.register_fake
 def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("labkit::linear_w8a8", mutates_args=())
+def linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    steps = (x.float().abs().amax(dim=-1, keepdim=True) / TOKEN_LEVELS).clamp_min(1e-30)
+    q = torch.round(x.float() / steps)
+    if x.device.type == "cpu" and bytes_are_faster():
+        flat = F.pad(q.to(torch.int8).flatten(0, -2), (0, weight.shape[1] - x.shape[-1]))
+        out = torch._int_mm(flat, weight.t()).float().unflatten(0, x.shape[:-1])
+    else:
+        out = F.linear(q, weight[:, : x.shape[-1]].float())
+    out = out * steps * scales
+    return (out if bias is None else out + bias).to(x.dtype)
+
+
+@linear_w8a8.register_fake
+def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@lru_cache(maxsize=1)
+def bytes_are_faster() -> bool:
+    """Whether PyTorch multiplies int8 matrices faster than float32 ones on this CPU: measured once, milliseconds."""
+    best = []
+    for a, product in ((torch.ones(64, 512, dtype=torch.int8), torch._int_mm), (torch.ones(64, 512), torch.mm)):
+        b, times = torch.ones(512, 512, dtype=a.dtype), []
+        for _ in range(3):
+            began = time.perf_counter()
+            product(a, b.t())
+            times.append(time.perf_counter() - began)
+        best.append(min(times))
+    return best[0] < best[1]
 
 
 @torch.library.custom_op("labkit::linear_int4", mutates_args=())

@@ -18,7 +18,7 @@ from labkit.perf.cost import decode_cost, prefill_cost
 from labkit.perf.machine import Machine
 from labkit.perf.trace import Trace
 
-BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8.2, "int4": 5.0}
+BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8.2, "w8a8": 8.2, "int4": 5.0}
 """Bits a weight, roughly: for a trace without its model."""
 BINDS = 0.5
 """A ceiling that explains this share of the time is the one that binds."""
@@ -137,7 +137,7 @@ def _remedies(trace: Trace, stage: str, bound: str) -> list[str]:
     meta = trace.meta
     if meta.get("kv_cache") == "none" and stage == "decode":
         return ["a KV cache: each step recomputes the whole sequence now (kv_cache='contiguous')."]
-    packed = meta.get("weights") in ("int8", "int4")
+    packed = meta.get("weights") in ("int8", "w8a8", "int4")
     if bound == "memory":
         lines = [] if packed else ["fewer bits a weight (weights='int8' or 'int4'): the bytes are what is waited for."]
         if _growth(trace.itl_s) > GROWTH:

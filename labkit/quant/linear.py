@@ -42,12 +42,17 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(PackedLinear):
-    """One byte a weight, one float32 scale an output channel."""
+    """One byte a weight, one float32 scale an output channel.
+
+    ``round_tokens``: where several tokens meet the weights, their activations are rounded too, each token on its own
+    grid, and the product is one of bytes. A single token keeps its activations: reading W is what takes the time.
+    """
 
     kind = "int8"
 
-    def __init__(self, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, q: Tensor, scales: Tensor, bias: Tensor | None = None, *, round_tokens: bool = False) -> None:
         super().__init__()
+        self.round_tokens = round_tokens
         self.out_features, self.in_features = q.shape
         self.register_buffer("weight", F.pad(q, (0, -q.shape[1] % INT8_PAD)).contiguous())
         self.register_buffer("scales", scales)
@@ -62,6 +67,8 @@ class Int8Linear(PackedLinear):
     def forward(self, x: Tensor) -> Tensor:
         if compiled.active():
             return compiled.multiply(self.table_row(), x, self.bias)
+        if self.round_tokens and x.numel() > x.shape[-1]:
+            return packed.linear_w8a8(x, self.weight, self.scales, self.bias)
         return packed.linear_int8(x, self.weight, self.scales, self.bias)
 
 

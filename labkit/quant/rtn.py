@@ -28,6 +28,11 @@ class Int8:
 
 
 @dataclass(frozen=True)
+class W8A8(Int8):
+    """int8 weights that meet int8 activations where many tokens go through together (prefill)."""
+
+
+@dataclass(frozen=True)
 class Int4:
     """Grouped int4. ``group_size`` must divide every layer's inputs (576 = 9 * 64: 32 or 64 on SmolLM2)."""
 
@@ -38,6 +43,10 @@ class Int4:
 
 def to_int8(linear: nn.Linear) -> Int8Linear:
     return Int8Linear(*grid.round_int8(linear.weight), linear.bias)
+
+
+def to_w8a8(linear: nn.Linear) -> Int8Linear:
+    return Int8Linear(*grid.round_int8(linear.weight), linear.bias, round_tokens=True)
 
 
 def to_int4(linear: nn.Linear, config: Int4) -> Int4Linear:
@@ -68,6 +77,11 @@ def replace_linears(
 @register("weights", "int8", config=Int8, summary="8 bits a weight, one scale a channel, rounded to nearest")
 def build_int8(config: Int8, *, transformer: Any) -> Any:
     return replace_linears(transformer, lambda name, linear: to_int8(linear), to_int8)
+
+
+@register("weights", "w8a8", config=W8A8, summary="int8, and in prefill the activations are rounded to 8 bits too")
+def build_w8a8(config: W8A8, *, transformer: Any) -> Any:
+    return replace_linears(transformer, lambda name, linear: to_w8a8(linear), to_int8)
 
 
 @register("weights", "int4", config=Int4, summary="4 bits a weight, one scale a group, rounded to nearest")

@@ -37,7 +37,7 @@ class Job:
     def __init__(self, on_tick: Callable[[Job], None] = _nothing) -> None:
         self.stop_event = threading.Event()
         self.ended = threading.Event()
-        """Set when all is published. Not ``Thread.join``: Python 3.11 takes an interrupted join for the thread's end."""
+        """Set when all is published. (An interrupted ``Thread.join`` of Python 3.11 takes the thread for ended.)"""
         self.fraction = -1.0
         self.message = ""
         self.started_s = time.perf_counter()

@@ -20,6 +20,12 @@ def _attention(**options: object) -> GroupedAttention:
     return GroupedAttention(**{**sizes, **options})  # type: ignore[arg-type]
 
 
+def long_config(n_heads: int, n_kv_heads: int) -> ModelConfig:
+    """A context of several tiles of keys."""
+    attention = _attention(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=24)
+    return ModelConfig("llama", VOCAB, 64, 512, uniform(2, attention, DenseFFN(96)))
+
+
 FAMILIES: dict[str, ModelConfig] = {
     "llama": _config("llama", uniform(2, _attention(), DenseFFN(96))),
     "untied, multi-query": _config("llama", uniform(2, _attention(n_kv_heads=1), DenseFFN(96)), tied_embeddings=False),

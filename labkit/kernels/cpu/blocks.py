@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import dots, rowwise
+from labkit.kernels.cpu import rowwise
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -21,23 +21,12 @@ from labkit.kernels.cpu.plan import (
     D_HEAD,
     HEAD_STRIDE,
     INTERLEAVED,
-    K_CACHE,
-    N_HEADS,
     N_KV,
-    N_SINKS,
     N_TURNED,
-    SCALE,
     SIN,
-    SOFTCAP,
-    V_CACHE,
-    WINDOW,
 )
 from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
-
-TILE = 128
-"""Keys whose scores are held at once."""
-LOWEST = np.float32(-1e30)
 
 
 @njit(**options)
@@ -102,102 +91,6 @@ def append(cache, layer, new, position):
             y = floats(cache + head * layer[HEAD_STRIDE] + 4 * d_head * position, d_head)
             for i in range(d_head):
                 y[i] = x[i]
-
-
-@njit(**options)
-def attend(layer, numbers, q, n_stored, rank, n_threads, partial, scores):
-    """This thread's share of one token's attention: every head over a part of the keys it may see.
-
-    q (H, D) at an address, rotated; partial (H, D + 2) at an address: the unnormalised sum of values, the largest
-    score and the sum of exponentials, to be merged with the other threads' (Flash-Decoding).
-    """
-    d, rows = layer[D_HEAD], layer[N_HEADS] // layer[N_KV]
-    size = 2 if layer[CACHE_FORMAT] == BF16 else 4
-    # Visible keys: the sinks [0, n_sinks), then the window [low, n_stored).
-    low, sinks = 0, 0
-    if layer[WINDOW] != 0 and n_stored > layer[WINDOW]:
-        low = n_stored - layer[WINDOW]
-        sinks = min(layer[N_SINKS], low)
-    n_seen = sinks + n_stored - low
-    first, end = n_seen * rank // n_threads, n_seen * (rank + 1) // n_threads
-    scale, cap = numbers[SCALE], numbers[SOFTCAP]
-    s = floats(scores, TILE)
-    for head in range(layer[N_HEADS]):
-        out = floats(partial + 4 * (d + 2) * head, d + 2)
-        out[:] = 0.0
-        out[d] = LOWEST
-        group = head // rows
-        k_head, v_head = layer[K_CACHE] + group * layer[HEAD_STRIDE], layer[V_CACHE] + group * layer[HEAD_STRIDE]
-        q_head = q + 4 * d * head
-        at = first
-        while at < end:
-            # A tile lies within the sinks or within the window: consecutive rows of the cache.
-            stop = min(at + TILE, end)
-            if at < sinks:
-                stop = min(stop, sinks)
-                key = at
-            else:
-                key = at - sinks + low
-            n = stop - at
-            _scores(layer[CACHE_FORMAT] == BF16, k_head + key * d * size, d, n, q_head, scores)
-            top = out[d]
-            for i in range(n):
-                s[i] *= scale
-                if cap != 0.0:
-                    s[i] = cap * np.float32(math.tanh(s[i] / cap))
-                top = max(top, s[i])
-            padded = (n + 7) // 8 * 8
-            for i in range(n, padded):
-                s[i] = LOWEST
-            shrink = np.float32(math.exp(out[d] - top))
-            for i in range(d):
-                out[i] *= shrink
-            out[d + 1] = out[d + 1] * shrink + rowwise.exponentials(scores, padded, top)
-            out[d] = top
-            if layer[CACHE_FORMAT] == BF16:
-                rowwise.mix_bf16(v_head + key * d * size, d * size, n, scores, d, partial + 4 * (d + 2) * head)
-            else:
-                rowwise.mix_fp32(v_head + key * d * size, d * size, n, scores, d, partial + 4 * (d + 2) * head)
-            at = stop
-
-
-@njit(**options)
-def _scores(bf16, keys, d, n, q, scores):
-    i = 0
-    if bf16:
-        while i + 4 <= n:
-            dots.dot_bf16(keys + i * 2 * d, 2 * d, d, q, scores + 4 * i)
-            i += 4
-        while i < n:
-            dots.dot_bf16_one(keys + i * 2 * d, 2 * d, d, q, scores + 4 * i)
-            i += 1
-    else:
-        while i + 4 <= n:
-            dots.dot_fp32(keys + i * 4 * d, 4 * d, d, q, scores + 4 * i)
-            i += 4
-        while i < n:
-            dots.dot_fp32_one(keys + i * 4 * d, 4 * d, d, q, scores + 4 * i)
-            i += 1
-
-
-@njit(**options)
-def merge(partials, stride, n_threads, n_heads, d, out):
-    """The threads' parts of attention (each (H, D + 2), ``stride`` bytes apart) to the heads' outputs (H, D)."""
-    y = floats(out, n_heads * d)
-    for head in range(n_heads):
-        top = LOWEST
-        for t in range(n_threads):
-            top = max(top, floats(partials + t * stride + 4 * (d + 2) * head, d + 2)[d])
-        total = np.float32(0.0)
-        y[head * d : (head + 1) * d] = 0.0
-        for t in range(n_threads):
-            part = floats(partials + t * stride + 4 * (d + 2) * head, d + 2)
-            share = np.float32(math.exp(part[d] - top))
-            total += share * part[d + 1]
-            for i in range(d):
-                y[head * d + i] += share * part[i]
-        for i in range(d):
-            y[head * d + i] /= total
 
 
 @njit(**options)

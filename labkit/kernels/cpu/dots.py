@@ -3,7 +3,7 @@
 """Dot products of weight rows with one activation vector, computed from the packed form.
 
     dot(w, stride, n, x, out)                       fp32, bf16, int8: out[r] = sum_k w[r, k] x[k]
-    dot(w, n, x, sums, steps, scales, zeros, shift, out)    int4: out[r] = sum_g s[r,g] (q - z[r,g]) x, a panel of 4 rows
+    dot(w, n, x, sums, steps, scales, zeros, shift, out)   int4, a panel of 4 rows: out[r] = sum_g s[r,g] (q - z[r,g]) x
 
 The first three multiply in float32: nothing is rounded that the reference does not round. int4 multiplies in integers:
 its activations are rounded to int16, with one step a block of 64 (``prepare_int4``).
@@ -62,11 +62,13 @@ def make_dot(kind: str, rows: int) -> Any:
                     body(b, w, stride, x, at, sums, i)
             with cgutils.for_range_slice(b, whole, n, const(8), I64) as (at, _):
                 body(b, w, stride, x, at, sums, 0)
+            whole_rows = []
             for r in range(rows):
                 parts = [b.load(slot) for slot in sums[r * unroll : (r + 1) * unroll]]
                 while len(parts) > 1:
                     parts = [b.fadd(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
-                simd.store(b, simd.total(b, parts[0]), b.add(out, const(4 * r)))
+                whole_rows.append(parts[0])
+            simd.store(b, simd.four_totals(b, whole_rows) if rows == ROWS else simd.total(b, whole_rows[0]), out)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), codegen

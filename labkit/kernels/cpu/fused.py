@@ -21,6 +21,10 @@ CHUNK = 256
 """Tokens of a prompt that go through the model together: their activations stay near the cores."""
 
 
+FEW = 8
+"""Fewer tokens than this (a draft to verify) stay in the compiled step even where PyTorch's products are faster."""
+
+
 class Compilation:
     """The compiled functions' state: cold, compiling, ready, or failed with a reason."""
 
@@ -108,12 +112,13 @@ def why_not_cache(cache: Any) -> str | None:
 class FusedStep:
     """``step(token_ids, timer=..., should_stop=...)`` of one run: one token, or a prompt in chunks."""
 
-    computed_by, reason = "fused", ""
+    computed_by = "fused"
 
     def __init__(self, transformer: Any, cache: Any, n_threads: int) -> None:
-        from labkit.kernels.cpu import plan, step, team
+        from labkit.kernels.cpu import choice, plan, step, team
 
         self.transformer, self.cache = transformer, cache
+        self._prompt_by_torch = choice.torch_is_faster(transformer, n_threads)
         self._cells = step
         self._decode, self._prefill = team.compiled("decode"), team.compiled("prefill")
         self._plan = made = plan.plan(transformer)
@@ -138,7 +143,13 @@ class FusedStep:
         job[step.FLOATS], job[step.SIZES] = made.floats.ctypes.data, s.ctypes.data
         job[step.PHASES] = self._phases.ctypes.data
 
+    @property
+    def reason(self) -> str:
+        return "prompts go through PyTorch's own products: faster on this processor" if self._prompt_by_torch else ""
+
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+        if self._prompt_by_torch and len(token_ids) >= FEW:
+            return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
         for start in range(0, len(token_ids), CHUNK):
             chunk = token_ids[start : start + CHUNK]
             logits = self._run(chunk, timer, should_stop, wanted=start + CHUNK >= len(token_ids))

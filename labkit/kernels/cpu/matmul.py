@@ -31,6 +31,7 @@ from labkit.kernels.cpu.plan import (
 from labkit.kernels.cpu.products import options, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
+from labkit.kernels.packed import TOKEN_LEVELS
 
 LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK = range(4, 11)
 """Cells of a product's job; the first four are the team's. Strides in bytes."""
@@ -64,48 +65,72 @@ def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threa
     n = padded if kind == INT4 else n_in
     steps = work + n_tokens * 2 * padded
     panel = (steps + 4 * n_tokens + 63) // 64 * 64 + rank * (16 * padded + 256)
+    of_four = panel + 16 * padded  # what an integer tile needs of its rows: scales, sums
+    of_bytes = kind == INT8 and linear[GROUP] != 0 and n_tokens > 1
     if kind == INT8:
         n, x, x_stride = linear[STRIDE], work, 2 * padded
     first, end = share(linear[N_OUT], 4, rank, n_threads)
     for token in range(0, n_tokens, TOKENS):
-        stop = min(token + TOKENS, n_tokens)
+        n_here = min(TOKENS, n_tokens - token)
         for row in range(first, end, 4):
-            _unpack(linear, row, n, panel)
-            to = out + token * out_stride + 4 * row
-            _panel(kind == INT8, panel, x + token * x_stride, x_stride, n, to, out_stride, stop - token)
+            at, to = x + token * x_stride, out + token * out_stride + 4 * row
+            if of_bytes and row + 4 <= linear[N_OUT]:
+                rows = linear[W] + row * linear[STRIDE]  # the weights are read as they lie
+            else:
+                _unpack(linear, row, n, panel, of_bytes)
+                rows = panel
             if kind == INT8:
-                _rescale(linear, row, steps, token, stop, out, out_stride)
+                _describe_rows(linear, row, rows, n, of_four, of_bytes)
+                _panel_integer(of_bytes, rows, at, x_stride, n, of_four, steps + 4 * token, to, out_stride, n_here)
+            else:
+                _panel(rows, at, x_stride, n, to, out_stride, n_here)
             if linear[BIAS] != 0:
-                b = carray(array_at(linear[BIAS] + 4 * row), (4,), np.float32)
-                for t in range(token, stop):
-                    y = carray(array_at(out + t * out_stride + 4 * row), (4,), np.float32)
-                    for r in range(min(4, linear[N_OUT] - row)):
-                        y[r] += b[r]
+                _add_bias(linear, row, token, token + n_here, out, out_stride)
+
+
+@njit(**options)
+def _add_bias(linear, row, token, stop, out, out_stride):
+    n_rows = min(4, linear[N_OUT] - row)
+    b = carray(array_at(linear[BIAS] + 4 * row), (n_rows,), np.float32)
+    for t in range(token, stop):
+        y = carray(array_at(out + t * out_stride + 4 * row), (n_rows,), np.float32)
+        for r in range(n_rows):
+            y[r] += b[r]
 
 
 @njit(**options)
 def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
-    """For int8: this thread's share of the tokens to int16, with one step a token. Nothing for the other forms."""
+    """For int8: this thread's share of the tokens to int16 (W8A8: to bytes), with one step a token. Nothing for the
+    other forms."""
     if linear[FORMAT] != INT8:
         return
     n_in = linear[N_IN]
     padded = (n_in + 63) // 64 * 64
+    bytes_too = linear[GROUP] != 0 and n_tokens > 1
     limit = np.float32(min(32767, 2147483647 // (127 * n_in)))  # a sum of n_in products stays within int32
+    if bytes_too:
+        limit = np.float32(TOKEN_LEVELS)
     step = carray(array_at(work + n_tokens * 2 * padded), (n_tokens,), np.float32)
     first, end = share(n_tokens, 1, rank, n_threads)
     for token in range(first, end):
         at, to = x + token * x_stride, work + 2 * padded * token
         top = max(tiles.peak(at, n_in), np.float32(1e-30))
-        tiles.round_int16(at, n_in, limit / top, to)
         step[token] = top / limit
+        if bytes_too:
+            tiles.round_bytes(at, n_in, limit / top, to)
+            tail = carray(array_at(to), (padded,), np.int8)
+            for i in range(n_in, padded):
+                tail[i] = 0  # meets the weights' own zeros
+            continue
+        tiles.round_int16(at, n_in, limit / top, to)
         rest = carray(array_at(to), (padded,), np.int16)
         for i in range(n_in, padded):
             rest[i] = 0
 
 
 @njit(**options)
-def _unpack(linear, row, n, panel):
-    """Four rows: int16 for int8 weights, float32 for all others."""
+def _unpack(linear, row, n, panel, of_bytes):
+    """Four rows: int16 (or as they are) for int8 weights, float32 for all others. The last row fills a short panel."""
     kind, w, stride = linear[FORMAT], linear[W], linear[STRIDE]
     if kind == INT4:
         n_groups = (n + linear[GROUP] - 1) // linear[GROUP]
@@ -113,44 +138,57 @@ def _unpack(linear, row, n, panel):
         zeros = linear[ZEROS] + cell if linear[ZEROS] != 0 else 0
         tiles.unpack_int4(w + row * stride * 32, stride, linear[SCALES] + 2 * cell, zeros, linear[GROUP], panel)
         return
-    size = 2 if kind == INT8 else 4
     for r in range(4):
         at = w + min(row + r, linear[N_OUT] - 1) * stride
-        if kind == INT8:
-            tiles.unpack_int8(at, n, panel + r * n * size)
+        if of_bytes:
+            as_they_are = carray(array_at(panel + r * n), (n,), np.int8)
+            as_they_are[:] = carray(array_at(at), (n,), np.int8)
+        elif kind == INT8:
+            tiles.unpack_int8(at, n, panel + r * n * 2)
         elif kind == BF16:
-            tiles.unpack_bf16(at, n, panel + r * n * size)
+            tiles.unpack_bf16(at, n, panel + r * n * 4)
         elif kind == FP32:
-            to = carray(array_at(panel + r * n * size), (n,), np.float32)
+            to = carray(array_at(panel + r * n * 4), (n,), np.float32)
             to[:] = carray(array_at(at), (n,), np.float32)
 
 
 @njit(**options)
-def _panel(integer, panel, x, x_stride, n, out, out_stride, n_tokens):
-    t = 0
-    if integer:
-        while t + 2 <= n_tokens:
-            tiles.tile_int16_2(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
-            t += 2
-        while t < n_tokens:
-            tiles.tile_int16_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
-            t += 1
-    else:
-        while t + 3 <= n_tokens:
-            tiles.tile_fp32_3(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
-            t += 3
-        while t < n_tokens:
-            tiles.tile_fp32_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
-            t += 1
+def _describe_rows(linear, row, rows, n, of_four, of_bytes):
+    """Four rows' scales, and for bytes their sums, for the integer tiles."""
+    here = carray(array_at(of_four), (4,), np.float32)
+    stored = carray(array_at(linear[SCALES]), (linear[N_OUT],), np.float32)
+    for r in range(4):
+        here[r] = stored[min(row + r, linear[N_OUT] - 1)]
+    if of_bytes:
+        sums = carray(array_at(of_four + 16), (4,), np.int32)
+        for r in range(4):
+            sums[r] = tiles.sum_bytes(rows + r * n, n)
 
 
 @njit(**options)
-def _rescale(linear, row, steps, token, stop, out, out_stride):
-    """Integer sums to numbers: times the row's scale and the token's step."""
-    n_rows = min(4, linear[N_OUT] - row)
-    s = carray(array_at(linear[SCALES] + 4 * row), (n_rows,), np.float32)
-    step = carray(array_at(steps), (stop,), np.float32)
-    for t in range(token, stop):
-        y = carray(array_at(out + t * out_stride + 4 * row), (n_rows,), np.float32)
-        for r in range(n_rows):
-            y[r] *= s[r] * step[t]
+def _panel_integer(of_bytes, rows, x, x_stride, n, of_four, steps, out, out_stride, n_tokens):
+    sums, t = of_four + 16, 0
+    while t + 2 <= n_tokens:
+        at, to, step = x + t * x_stride, out + t * out_stride, steps + 4 * t
+        if of_bytes:
+            tiles.tile_bytes_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+        else:
+            tiles.tile_int16_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+        t += 2
+    if t < n_tokens:
+        at, to, step = x + t * x_stride, out + t * out_stride, steps + 4 * t
+        if of_bytes:
+            tiles.tile_bytes_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+        else:
+            tiles.tile_int16_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+
+
+@njit(**options)
+def _panel(panel, x, x_stride, n, out, out_stride, n_tokens):
+    t = 0
+    while t + 3 <= n_tokens:
+        tiles.tile_fp32_3(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+        t += 3
+    while t < n_tokens:
+        tiles.tile_fp32_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+        t += 1

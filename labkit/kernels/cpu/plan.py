@@ -3,7 +3,7 @@
 ``plan(transformer)`` is made once a model and holds addresses of the model's own weights (nothing is copied but norms
 and biases, widened to float32) plus every size and switch. Rows of the tables:
 
-    linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP
+    linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP (int8: whether tokens are rounded too)
     layers  (n, LAYER)     sizes, switches, norm addresses, and each run's cache and rotary addresses
 """
 
@@ -121,7 +121,8 @@ def describe(module: Any, bias: int = 0) -> list[int]:
     weight, kind = module.weight, getattr(module, "kind", None)
     if kind == "int8":
         n_out, n_in = module.out_features, module.in_features
-        return [INT8, weight.data_ptr(), module.scales.data_ptr(), 0, bias, n_out, n_in, weight.stride(0), 0]
+        scales, rounds = module.scales.data_ptr(), int(module.round_tokens)
+        return [INT8, weight.data_ptr(), scales, 0, bias, n_out, n_in, weight.stride(0), rounds]
     if kind == "int4":
         zeros = 0 if module.zeros is None else module.zeros.data_ptr()
         address, scales = weight.data_ptr(), module.scales.data_ptr()

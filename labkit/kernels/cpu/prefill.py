@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import blocks
+from labkit.kernels.cpu import attention, blocks
 from labkit.kernels.cpu.matmul import multiply, round_tokens
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
@@ -40,6 +40,7 @@ from labkit.kernels.cpu.plan import (
     QK_NORM,
     UP,
     V_CACHE,
+    WINDOW,
     K,
     O,
     Q,
@@ -82,12 +83,20 @@ from labkit.kernels.cpu.step import (
 )
 
 BUFFERS = 7
+TOKENS = 8
+"""Consecutive tokens whose attention one thread does together."""
+
+
+@njit(**options)
+def own_floats(n_att):
+    """Scores of a few heads, a tile of keys and of values (a head is narrower than all heads), tokens' attention."""
+    return attention.TILE * (attention.HEADS + 2 * n_att) + (TOKENS * n_att + 127) // 64 * 64
 
 
 @njit(**options)
 def private_bytes(widest, n_att):
-    """Each thread's own memory: scores, one token's attention, and what a product with one token needs."""
-    return 4 * (blocks.TILE + (n_att + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
+    """Each thread's own memory: that of attention, and what a product with one token needs."""
+    return 4 * own_floats(n_att) + 12 * ((widest + 255) // 64 * 64)
 
 
 @njit(**options)
@@ -102,7 +111,7 @@ def work_bytes(n_tokens: int, widest: int, n_att: int, n_threads: int) -> int:
     row = 4 * ((widest + 255) // 64 * 64)
     shared = BUFFERS * row * n_tokens + product_bytes.py_func(n_tokens, widest, n_threads)
     padded = (widest + 255) // 64 * 64
-    return shared + n_threads * (4 * (blocks.TILE + (n_att + 127) // 64 * 64) + 12 * padded) + 512
+    return shared + n_threads * (4 * own_floats.py_func(n_att) + 12 * padded) + 512
 
 
 def prefill(rank, team, job):
@@ -127,7 +136,8 @@ def prefill(rank, team, job):
     work = cells[WORK] + BUFFERS * whole
     mine = (work + product_bytes(n_new, sizes[WIDEST], n_threads) + 63) // 64 * 64
     mine += rank * private_bytes(sizes[WIDEST], sizes[N_ATT])
-    scores, partial = mine, mine + 4 * blocks.TILE
+    scores, panels = mine, mine + 4 * attention.TILE * attention.HEADS
+    partial = panels + 8 * attention.TILE * sizes[N_ATT]
     at = ticks(clock)
     for idx in range(n_layers):
         layer, lin = layers[idx], linears[PER_LAYER * idx : PER_LAYER * (idx + 1)]
@@ -161,9 +171,19 @@ def prefill(rank, team, job):
             blocks.append(layer[V_CACHE], layer, v + t * row, past + t)
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_KV_CACHE, clock, at)
-        for t in range(rank, n_new, n_threads):
-            blocks.attend(layer, floats[idx], q + t * row, past + t + 1, 0, 1, partial, scores)
-            blocks.merge(partial, 0, 1, n_heads, d, attended + t * row)
+        apart = 4 * n_heads * (d + 2)
+        for first_t in range(TOKENS * rank, n_new, TOKENS * n_threads):
+            n_here = min(TOKENS, n_new - first_t)
+            if layer[WINDOW] == 0:
+                here = q + first_t * row
+                attention.attend_block(
+                    layer, floats[idx], here, row, n_here, past + first_t, partial, apart, scores, panels
+                )
+            for t in range(first_t, first_t + n_here):
+                part = partial + (t - first_t) * apart
+                if layer[WINDOW] != 0:
+                    attention.attend(layer, floats[idx], q + t * row, past + t + 1, 0, 1, part, scores)
+                attention.merge(part, 0, 1, n_heads, d, attended + t * row)
         barrier(team, n_threads, give_way_at)
         round_tokens(lin[O], attended, row, n_new, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)

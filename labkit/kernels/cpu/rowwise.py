@@ -53,6 +53,61 @@ def make_mix(kind: str) -> Any:
     return mix
 
 
+@intrinsic
+def mix_heads(
+    typingctx: Any, v: Any, stride: Any, n_keys: Any, p: Any, p_stride: Any, n: Any, out: Any, out_stride: Any
+) -> Any:
+    """``mix_fp32`` for three heads at once, each with its own weights and output: a value is loaded once for all."""
+
+    def strip(b: Any, width: int, v: Any, stride: Any, n_keys: Any, ps: list[Any], outs: list[Any]) -> None:
+        sums = [[cgutils.alloca_once(b, VF32) for _ in range(width)] for _ in outs]
+        for out, slots in zip(outs, sums, strict=True):
+            for i, slot in enumerate(slots):
+                b.store(load(b, b.add(out, const(32 * i)), VF32), slot)
+        with cgutils.for_range(b, n_keys, intp=I64) as loop:
+            offset = b.mul(loop.index, const(4))
+            weights = [simd.splat(b, load(b, b.add(p, offset), F32)) for p in ps]
+            row = b.add(v, b.mul(loop.index, stride))
+            for i in range(width):
+                values = load(b, b.add(row, const(32 * i)), VF32)
+                for weight, slots in zip(weights, sums, strict=True):
+                    b.store(simd.fma(b, weight, values, b.load(slots[i])), slots[i])
+        for out, slots in zip(outs, sums, strict=True):
+            for i, slot in enumerate(slots):
+                simd.store(b, b.load(slot), b.add(out, const(32 * i)))
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        v, stride, n_keys, p, p_stride, n, out, out_stride = args
+        ps = [b.add(p, b.mul(p_stride, const(h))) for h in range(3)]
+        wide = b.mul(b.udiv(n, const(32)), const(32))
+        for first, end, width in ((const(0), wide, 4), (wide, n, 1)):
+            with cgutils.for_range_slice(b, first, end, const(8 * width), I64) as (at, _):
+                offset = b.mul(at, const(4))
+                outs = [b.add(b.add(out, b.mul(out_stride, const(h))), offset) for h in range(3)]
+                strip(b, width, b.add(v, offset), stride, n_keys, ps, outs)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
+
+
+@intrinsic
+def scaled_peak(typingctx: Any, x: Any, n: Any, factor: Any) -> Any:
+    """x *= factor in place; returns the largest; n a multiple of 8."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, n, factor = args
+        top = cgutils.alloca_once_value(b, simd.fsplat(-3e38))
+        wide = simd.splat(b, factor)
+        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+            address = b.add(x, b.mul(at, const(4)))
+            y = b.fmul(load(b, address, VF32), wide)
+            simd.store(b, y, address)
+            b.store(simd.call(b, "llvm.maxnum.v8f32", VF32, y, b.load(top)), top)
+        return simd.largest(b, b.load(top))
+
+    return types.float32(types.int64, types.int64, types.float32), codegen
+
+
 mix_fp32, mix_bf16 = make_mix("fp32"), make_mix("bf16")
 
 

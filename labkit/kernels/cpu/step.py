@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import blocks
+from labkit.kernels.cpu import attention, blocks
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -91,7 +91,7 @@ def room(widest, n_att, n_threads):
     """Float32 cells of the step's shared and private memory: (offset of private parts, size of one, all)."""
     padded = (widest + 255) // 64 * 64
     shared = 8 * padded
-    private = 7 * padded + blocks.TILE + (n_att + 127) // 64 * 64
+    private = 7 * padded + attention.TILE + (n_att + 127) // 64 * 64
     return shared, private, shared + n_threads * private
 
 
@@ -124,8 +124,8 @@ def decode(rank, team, job):
     mine = work + 4 * (shared_cells + rank * private_cells)
     x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
     # scratch takes two widths: int16 activations, sums and steps
-    attended, scores, partial = mine + 6 * wide, mine + 7 * wide, mine + 7 * wide + 4 * blocks.TILE
-    first_partial, apart = work + 4 * shared_cells + 7 * wide + 4 * blocks.TILE, 4 * private_cells
+    attended, scores, partial = mine + 6 * wide, mine + 7 * wide, mine + 7 * wide + 4 * attention.TILE
+    first_partial, apart = work + 4 * shared_cells + 7 * wide + 4 * attention.TILE, 4 * private_cells
     stream = blocks.floats(x, m)
     stream[:] = blocks.floats(cells[X], m)
     at = ticks(clock)
@@ -164,10 +164,10 @@ def decode(rank, team, job):
             blocks.append(layer[K_CACHE], layer, k, position)
             blocks.append(layer[V_CACHE], layer, v_new, position)
             at = charge(rank, phases, T_KV_CACHE, clock, at)
-        blocks.attend(layer, floats[idx], q, position + 1, rank, n_threads, partial, scores)
+        attention.attend(layer, floats[idx], q, position + 1, rank, n_threads, partial, scores)
         barrier(team, n_threads, give_way_at)
         # merge -> output projection
-        blocks.merge(first_partial, apart, n_threads, n_heads, d, attended)
+        attention.merge(first_partial, apart, n_threads, n_heads, d, attended)
         first, end = share(m, 4, rank, n_threads)
         prepare(lin[O], attended, scratch)
         product(lin[O], attended, scratch, delta, first, end)

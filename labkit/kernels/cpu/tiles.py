@@ -2,8 +2,10 @@
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Register tiles of a matrix product: 4 weight rows times a few tokens, lanes along the inputs.
 
-    tile_fp32(w, x, x_stride, n, out, out_stride)        w (4, n) float32 unpacked; x rows; out[token, row]
-    tile_int16(w, x, x_stride, n, out, out_stride)       the same in integers: 16 products an instruction, sums in int32
+    tile_fp32(w, x, x_stride, n, out, out_stride)      w (4, n) float32 unpacked; x rows; out[token, row]
+    tile_int16(w, x, x_stride, n, scales, sums, steps, out, out_stride)
+                                                       in integers: 16 products an instruction, sums in int32
+    tile_bytes(the same)                               int8 weights as they lie, and rounded tokens: 32 products
     unpack_*                                             a weight row to float32 or int16, once for many tokens
 
 A float32 multiply-add does 8 products; on int16 one instruction does 16 and adds neighbours, and more units can run it.
@@ -19,39 +21,31 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
-from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I8, V16I16, V16I32, VF32, VI32, const, load
+from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I8, V16I16, V16I32, V32I8, VF32, VI32, const, load
 
 ROWS = 4
 
 
-def make_tile(tokens: int, *, integer: bool) -> Any:
-    """A tile of 4 rows and ``tokens`` tokens; n a multiple of 8 (16 for integers)."""
-    lanes, size = (16, 2) if integer else (8, 4)
-    kind, total_kind = (V16I16, VI32) if integer else (VF32, VF32)
+def make_tile(tokens: int) -> Any:
+    """4 rows and ``tokens`` tokens of float32; n a multiple of 8."""
 
     @intrinsic
     def tile(typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any, out_stride: Any) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
             w, x, x_stride, n, out, out_stride = args
-            zero = ir.Constant(total_kind, [0 if integer else 0.0] * 8)
-            sums = [cgutils.alloca_once_value(b, zero) for _ in range(ROWS * tokens)]
-            w_stride = b.mul(n, const(size))
-            with cgutils.for_range_slice(b, const(0), n, const(lanes), I64) as (at, _):
-                offset = b.mul(at, const(size))
-                xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), kind) for t in range(tokens)]
+            sums = simd.accumulators(b, ROWS * tokens)
+            w_stride = b.mul(n, const(4))
+            with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+                offset = b.mul(at, const(4))
+                xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), VF32) for t in range(tokens)]
                 for r in range(ROWS):
-                    row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), kind)
+                    row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), VF32)
                     for t in range(tokens):
                         slot = sums[r * tokens + t]
-                        if integer:
-                            b.store(b.add(simd.madd(b, row, xs[t]), b.load(slot)), slot)
-                        else:
-                            b.store(simd.fma(b, row, xs[t], b.load(slot)), slot)
-            for r in range(ROWS):
-                for t in range(tokens):
-                    value = b.load(sums[r * tokens + t])
-                    value = b.sitofp(simd.isum(b, value), F32) if integer else simd.total(b, value)
-                    simd.store(b, value, b.add(b.add(out, b.mul(out_stride, const(t))), const(4 * r)))
+                        b.store(simd.fma(b, row, xs[t], b.load(slot)), slot)
+            for t in range(tokens):
+                four = simd.four_totals(b, [b.load(slot) for slot in sums[t::tokens]])
+                simd.store(b, four, b.add(out, b.mul(out_stride, const(t))))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 6), codegen
@@ -59,8 +53,53 @@ def make_tile(tokens: int, *, integer: bool) -> Any:
     return tile
 
 
-tile_fp32_3, tile_fp32_1 = make_tile(3, integer=False), make_tile(1, integer=False)
-tile_int16_2, tile_int16_1 = make_tile(2, integer=True), make_tile(1, integer=True)
+def make_tile_integer(tokens: int, *, of_bytes: bool) -> Any:
+    """4 rows and ``tokens`` tokens of int16, or of int8 weights and tokens that hold q + TOKEN_OFFSET in bytes.
+
+    n is a multiple of 16, or 32. scales (4,) float32 and steps (tokens,) float32 turn the integers into numbers;
+    sums (4,) int32 are the rows' sums, with which the offset is taken off again (not read for int16).
+    """
+    lanes, size, kind = (32, 1, V32I8) if of_bytes else (16, 2, V16I16)
+    v4i32, v4f32 = ir.VectorType(I32, 4), ir.VectorType(F32, 4)
+
+    @intrinsic
+    def tile(
+        typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, scales: Any, sums: Any, steps: Any, out: Any,
+        out_stride: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            w, x, x_stride, n, scales, sums, steps, out, out_stride = args
+            totals = [cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8)) for _ in range(ROWS * tokens)]
+            w_stride = b.mul(n, const(size))
+            with cgutils.for_range_slice(b, const(0), n, const(lanes), I64) as (at, _):
+                offset = b.mul(at, const(size))
+                xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), kind) for t in range(tokens)]
+                for r in range(ROWS):
+                    row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), kind)
+                    for t in range(tokens):
+                        slot = totals[r * tokens + t]
+                        before = b.load(slot)
+                        after = simd.dot_bytes(b, xs[t], row, before) if of_bytes else None
+                        b.store(after or b.add(simd.madd(b, row, xs[t]), before), slot)
+            scale = load(b, scales, v4f32)
+            below = b.mul(load(b, sums, v4i32), ir.Constant(v4i32, [TOKEN_OFFSET] * 4)) if of_bytes else None
+            for t in range(tokens):
+                four = simd.four_totals(b, [b.load(slot) for slot in totals[t::tokens]])
+                four = b.sitofp(b.sub(four, below) if of_bytes else four, v4f32)
+                step = simd.splat(b, load(b, b.add(steps, const(4 * t)), F32), 4)
+                four = b.fmul(b.fmul(four, scale), step)
+                simd.store(b, four, b.add(out, b.mul(out_stride, const(t))))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), codegen
+
+    return tile
+
+
+TOKEN_OFFSET = 64
+tile_bytes_2, tile_bytes_1 = make_tile_integer(2, of_bytes=True), make_tile_integer(1, of_bytes=True)
+tile_int16_2, tile_int16_1 = make_tile_integer(2, of_bytes=False), make_tile_integer(1, of_bytes=False)
+tile_fp32_3, tile_fp32_1 = make_tile(3), make_tile(1)
 
 
 @intrinsic
@@ -126,6 +165,21 @@ def unpack_int4(typingctx: Any, w: Any, n_blocks: Any, scales: Any, zeros: Any, 
 
 
 @intrinsic
+def sum_bytes(typingctx: Any, w: Any, n: Any) -> Any:
+    """The sum of n signed bytes; n a multiple of 32."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        w, n = args
+        slot = cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8))
+        ones = ir.Constant(V32I8, [1] * 32)
+        with cgutils.for_range_slice(b, const(0), n, const(32), I64) as (at, _):
+            b.store(simd.dot_bytes(b, ones, load(b, b.add(w, at), V32I8), b.load(slot)), slot)
+        return simd.isum(b, b.load(slot))
+
+    return types.int32(types.int64, types.int64), codegen
+
+
+@intrinsic
 def peak(typingctx: Any, x: Any, n: Any) -> Any:
     """max |x|; n a multiple of 8."""
 
@@ -138,6 +192,23 @@ def peak(typingctx: Any, x: Any, n: Any) -> Any:
         return simd.largest(b, b.load(slot))
 
     return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def round_bytes(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
+    """round(x * factor) + TOKEN_OFFSET as bytes; n a multiple of 8."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, n, factor, out = args
+        wide = simd.splat(b, factor)
+        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+            v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
+            v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
+            v = b.add(v, simd.isplat(TOKEN_OFFSET))
+            simd.store(b, b.trunc(v, simd.VI8), b.add(out, at), 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64), codegen
 
 
 @intrinsic

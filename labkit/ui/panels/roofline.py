@@ -229,7 +229,7 @@ def _engine(model: Any) -> Engine:
 
 
 def _bytes_a_weight(engine: Engine) -> float:
-    return {"int8": 1.0, "int4": 0.56}.get(str(engine.weights), {"fp32": 4.0}.get(engine.dtype, 2.0))
+    return {"int8": 1.0, "w8a8": 1.0, "int4": 0.56}.get(str(engine.weights), {"fp32": 4.0}.get(engine.dtype, 2.0))
 
 
 def _attainable(intensity: float, peak: float, bandwidth: float) -> float:

@@ -1,0 +1,201 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+"""Attention over a contiguous cache in one pass: a tile of keys at a time, with a running maximum and sum.
+
+    attend         one token, a share of the keys (decode: each thread takes a share, ``merge`` puts them together)
+    attend_block   consecutive tokens, all keys (prefill: each thread takes other tokens)
+
+After Dao et al., FlashAttention (arXiv 2205.14135), and Flash-Decoding for the shares.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from labkit.kernels.cpu import dots, rowwise, tiles
+from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.plan import (
+    BF16,
+    CACHE_FORMAT,
+    D_HEAD,
+    HEAD_STRIDE,
+    K_CACHE,
+    N_HEADS,
+    N_KV,
+    N_SINKS,
+    SCALE,
+    SOFTCAP,
+    V_CACHE,
+    WINDOW,
+)
+from labkit.kernels.cpu.products import options
+
+TILE = 128
+"""Keys whose scores are held at once."""
+HEADS = 3
+"""Heads of a group whose scores are held at once."""
+LOWEST = np.float32(-1e30)
+
+
+@njit(**options)
+def attend(layer, numbers, q, n_stored, rank, n_threads, partial, scores):
+    """This thread's share of one token's attention: every head over a part of the keys it may see.
+
+    q (H, D) at an address, rotated; partial (H, D + 2) at an address: the unnormalised sum of values, the largest
+    score and the sum of exponentials, to be merged with the other threads'.
+    """
+    d, rows = layer[D_HEAD], layer[N_HEADS] // layer[N_KV]
+    bf16 = layer[CACHE_FORMAT] == BF16
+    size = 2 if bf16 else 4
+    # Visible keys: the sinks [0, n_sinks), then the window [low, n_stored).
+    low, sinks = 0, 0
+    if layer[WINDOW] != 0 and n_stored > layer[WINDOW]:
+        low = n_stored - layer[WINDOW]
+        sinks = min(layer[N_SINKS], low)
+    n_seen = sinks + n_stored - low
+    first, end = n_seen * rank // n_threads, n_seen * (rank + 1) // n_threads
+    for head in range(layer[N_HEADS]):
+        out, q_head = partial + 4 * (d + 2) * head, q + 4 * d * head
+        _begin(out, d)
+        at = first
+        while at < end:
+            # A tile lies within the sinks or within the window: consecutive rows of the cache.
+            stop = min(at + TILE, end)
+            if at < sinks:
+                stop = min(stop, sinks)
+                key = at
+            else:
+                key = at - sinks + low
+            offset = head // rows * layer[HEAD_STRIDE] + key * d * size
+            keys, values = layer[K_CACHE] + offset, layer[V_CACHE] + offset
+            n = stop - at
+            _scores(bf16, keys, d, n, q_head, scores)
+            _settle(scores, n, numbers[SCALE], numbers[SOFTCAP], d, out)
+            if bf16:
+                rowwise.mix_bf16(values, 2 * d, n, scores, d, out)
+            else:
+                rowwise.mix_fp32(values, 4 * d, n, scores, d, out)
+            at = stop
+
+
+@njit(**options)
+def attend_block(layer, numbers, q, q_row, n_tokens, n_past, partial, partial_row, scores, panels):
+    """Attention of consecutive tokens in a layer without a window, on one thread.
+
+    q (T, H, D) and partial (T, H, D + 2), rows apart. A tile of keys and values is fetched (and widened to float32 in
+    ``panels``, 2 TILE D numbers) once for all tokens and for all heads that share it.
+    """
+    d, rows = layer[D_HEAD], layer[N_HEADS] // layer[N_KV]
+    bf16 = layer[CACHE_FORMAT] == BF16
+    size = 2 if bf16 else 4
+    scale, cap = numbers[SCALE], numbers[SOFTCAP]
+    for t in range(n_tokens):
+        for head in range(layer[N_HEADS]):
+            _begin(partial + t * partial_row + 4 * (d + 2) * head, d)
+    for key in range(0, n_past + n_tokens, TILE):
+        n_tile = min(TILE, n_past + n_tokens - key)
+        for group in range(layer[N_KV]):
+            at = group * layer[HEAD_STRIDE] + key * d * size
+            keys, values = layer[K_CACHE] + at, layer[V_CACHE] + at
+            if bf16:
+                tiles.unpack_bf16(keys, n_tile * d, panels)
+                tiles.unpack_bf16(values, n_tile * d, panels + 4 * TILE * d)
+                keys, values = panels, panels + 4 * TILE * d
+            for t in range(max(0, key - n_past), n_tokens):
+                n = min(TILE, n_past + t + 1 - key)
+                head, last = group * rows, (group + 1) * rows
+                while head < last:
+                    out, q_head = partial + t * partial_row + 4 * (d + 2) * head, q + t * q_row + 4 * d * head
+                    if head + HEADS <= last:
+                        _take_heads(keys, values, n, d, scale, cap, q_head, out, scores)
+                        head += HEADS
+                    else:
+                        _scores(False, keys, d, n, q_head, scores)
+                        _settle(scores, n, scale, cap, d, out)
+                        rowwise.mix_fp32(values, 4 * d, n, scores, d, out)
+                        head += 1
+
+
+@njit(**options)
+def _take_heads(keys, values, n, d, scale, cap, q, out, scores):
+    """n keys and values (float32) into the running sums of ``HEADS`` heads of one group."""
+    k = 0
+    while k + 4 <= n:
+        tiles.tile_fp32_3(keys + 4 * d * k, q, 4 * d, d, scores + 4 * k, 4 * TILE)
+        k += 4
+    while k < n:
+        for h in range(HEADS):
+            dots.dot_fp32_one(keys + 4 * d * k, 4 * d, d, q + 4 * d * h, scores + 4 * (h * TILE + k))
+        k += 1
+    for h in range(HEADS):
+        _settle(scores + 4 * TILE * h, n, scale, cap, d, out + 4 * (d + 2) * h)
+    rowwise.mix_heads(values, 4 * d, n, scores, 4 * TILE, d, out, 4 * (d + 2))
+
+
+@njit(**options)
+def _begin(out, d):
+    y = floats(out, d + 2)
+    y[:] = 0.0
+    y[d] = LOWEST
+
+
+@njit(**options)
+def _settle(scores, n, scale, cap, d, out):
+    """n scores to exponentials under the new maximum; one head's sum so far, out (D + 2,), shrunk to match."""
+    s, y = floats(scores, TILE), floats(out, d + 2)
+    padded = (n + 7) // 8 * 8
+    for i in range(n, padded):
+        s[i] = LOWEST
+    top = max(y[d], rowwise.scaled_peak(scores, padded, scale))
+    if cap != 0.0:
+        top = y[d]
+        for i in range(n):
+            s[i] = cap * np.float32(math.tanh(s[i] / cap))
+            top = max(top, s[i])
+    shrink = np.float32(math.exp(y[d] - top))
+    for i in range(d):
+        y[i] *= shrink
+    y[d + 1] = y[d + 1] * shrink + rowwise.exponentials(scores, padded, top)
+    y[d] = top
+
+
+@njit(**options)
+def _scores(bf16, keys, d, n, q, scores):
+    i = 0
+    if bf16:
+        while i + 4 <= n:
+            dots.dot_bf16(keys + i * 2 * d, 2 * d, d, q, scores + 4 * i)
+            i += 4
+        while i < n:
+            dots.dot_bf16_one(keys + i * 2 * d, 2 * d, d, q, scores + 4 * i)
+            i += 1
+    else:
+        while i + 4 <= n:
+            dots.dot_fp32(keys + i * 4 * d, 4 * d, d, q, scores + 4 * i)
+            i += 4
+        while i < n:
+            dots.dot_fp32_one(keys + i * 4 * d, 4 * d, d, q, scores + 4 * i)
+            i += 1
+
+
+@njit(**options)
+def merge(partials, stride, n_threads, n_heads, d, out):
+    """The threads' parts of attention (each (H, D + 2), ``stride`` bytes apart) to the heads' outputs (H, D)."""
+    y = floats(out, n_heads * d)
+    for head in range(n_heads):
+        top = LOWEST
+        for t in range(n_threads):
+            top = max(top, floats(partials + t * stride + 4 * (d + 2) * head, d + 2)[d])
+        total = np.float32(0.0)
+        y[head * d : (head + 1) * d] = 0.0
+        for t in range(n_threads):
+            part = floats(partials + t * stride + 4 * (d + 2) * head, d + 2)
+            share = np.float32(math.exp(part[d] - top))
+            total += share * part[d + 1]
+            for i in range(d):
+                y[head * d + i] += share * part[i]
+        for i in range(d):
+            y[head * d + i] /= total
