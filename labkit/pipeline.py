@@ -226,19 +226,20 @@ class _Worker:
         return self._feed([token_id] if self.cache.n_tokens() else self.prompt_ids + self.token_ids)
 
     def _forward(self, token_ids: list[int]) -> torch.Tensor:
-        with self.timer("embed"):
-            ids = torch.tensor(token_ids, device=self.model.device)
-        self.timer.steps[-1].n_tokens += len(token_ids)
-        return self.step(ids, timer=self.timer, should_stop=self.stop_event.is_set)
+        with self.timer("schedule"):  # what the step does in no phase of its own
+            with self.timer("embed"):
+                ids = torch.tensor(token_ids, device=self.model.device)
+            self.timer.steps[-1].n_tokens += len(token_ids)
+            return self.step(ids, timer=self.timer, should_stop=self.stop_event.is_set)
 
     def _emit(self, token_id: int) -> str | None:
         """Give the token's text to the reader; returns why the run ends here, or None."""
-        ends = token_id in self.model.tokenizer.eos_ids and not self.ignore_eos
         with self.timer("detokenize"):
+            ends = token_id in self.model.tokenizer.eos_ids and not self.ignore_eos
             self.token_ids.append(token_id)
             if not ends:
                 self._write(self.stop_strings.push(self.stream.push(token_id)))
-        self.token_s.append(self.timer.now_s())
+            self.token_s.append(self.timer.now_s())
         if ends or self.stop_strings.hit:
             return "stop"
         if len(self.token_ids) >= self.max_new_tokens:

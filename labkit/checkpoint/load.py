@@ -14,7 +14,6 @@ from labkit import registry
 from labkit.checkpoint.assemble import assemble
 from labkit.checkpoint.catalogue import DEFAULT, RANDOM, catalogue, models
 from labkit.checkpoint.fetch import fetch_default
-from labkit.checkpoint.fitting import check_fits
 from labkit.checkpoint.gguf import GGUFFile
 from labkit.checkpoint.hub import fetch_from_hub, is_hub_id
 from labkit.checkpoint.names import Named
@@ -25,7 +24,6 @@ from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensor
 from labkit.model import Model
 from labkit.model.config import ModelConfig
 from labkit.model.transformer import Transformer
-from labkit.perf.weights import weights_of
 
 Loaded = tuple[Transformer, Any]
 
@@ -48,8 +46,7 @@ def load(
     backend   which kernels; auto picks by device
 
     Raises ValueError that lists the choices for an unknown name, device, dtype or component, and that names what
-    is wrong with a damaged file; MemoryError, before anything is allocated, for one that does not fit;
-    FileNotFoundError, ConnectionError and OSError for files, network and disk.
+    is wrong with a damaged file; FileNotFoundError, ConnectionError and OSError for files, network and disk.
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
@@ -115,7 +112,6 @@ def _from_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
         shapes = {name: info.shape for name, info in file.tensors.items()}
         config = config_from_gguf(file.metadata, shapes, file.tensor)
         _check_tensor_count(config, len(shapes), path.name)
-        check_fits(_n_values(shapes), device=device, dtype=dtype, name=path.name)
         tensors = tensors_from_gguf(config, file.items(dtype))
         transformer = assemble(config, tensors, device=device, dtype=dtype, name=path.name, n_stored=_n_values(shapes))
         return transformer, Tokenizer.from_gguf(file.metadata)
@@ -147,7 +143,6 @@ def _from_safetensors(folder: Path, files_of: Any, device: torch.device, dtype: 
     files = files_of(folder)
     shapes = tensor_shapes(files)
     _check_tensor_count(config, len(shapes), folder.name)
-    check_fits(_n_values(shapes), device=device, dtype=dtype, name=folder.name)
     tensors: Iterator[Named] = tensors_from_hf(config, read_tensors(files))
     transformer = assemble(
         config, tensors, device=device, dtype=dtype, name=folder.name, n_stored=_n_values(shapes), borrowed=True
@@ -171,8 +166,6 @@ def _from_shape(name: str, settings: dict[str, Any], device: torch.device, dtype
     from labkit.tokenizer import Tokenizer
 
     config = config_from_hf(settings)
-    n_weights = sum(weight.n_values for weight in weights_of(config))
-    check_fits(n_weights, device=device, dtype=dtype, name=name)
     transformer = random_transformer(config, device=device, dtype=dtype, name=name)
     return transformer, Tokenizer.from_gguf(byte_vocabulary(config.vocab_size))
 

@@ -183,7 +183,8 @@ class FusedStep:
             self._team.run(job)
             self.cache.commit()
             tick = self._team.system.tick_s
-            timer.charge({name: int(self._phases[i]) * tick for i, name in enumerate(cell.PHASE_NAMES)})
+            spent = zip(cell.PHASE_NAMES, self._phases.tolist(), strict=False)
+            timer.charge({name: ticks * tick for name, ticks in spent if ticks})
         return logits[None, :n_vocab]
 
     def _room(self, n_new: int) -> Tensor:
