@@ -17,6 +17,8 @@ from labkit.perf.timer import StepRecord, Timer
 class CudaTimer(Timer):
     """Charges the device's time. ``finish()`` waits for the device once, at the end of the run."""
 
+    host_clock = False
+
     def __init__(self, *, detail_every: int = 16, device: Any = None) -> None:
         super().__init__(detail_every=detail_every)
         import torch

@@ -55,6 +55,9 @@ class Timer:
 
     enabled = True
 
+    host_clock = True
+    """Whether phases end when the host says so; on a GPU they end when the device does (``CudaTimer``)."""
+
     def __init__(self, *, detail_every: int = 16) -> None:
         self.detail_every = detail_every
         self.steps: list[StepRecord] = []
@@ -107,9 +110,12 @@ class Timer:
         The sum goes from the open phase to the named ones, so the total stays the wall clock's.
         """
         self._switch()
+        totals, moved = self._totals, 0
         for name, value in seconds.items():
-            self._totals[name] += int(value * 1e9)
-            self._totals[self._stack[-1]] -= int(value * 1e9)
+            ns = int(value * 1e9)
+            totals[name] += ns
+            moved += ns
+        totals[self._stack[-1]] -= moved
 
     def records(self) -> list[StepRecord]:
         """The steps so far, the open one with what it has been charged until its last switch. Safe from any thread."""
@@ -142,12 +148,24 @@ class _Phase:
         self.timer, self.name = timer, name
 
     def __enter__(self) -> None:
-        self.timer._switch()
-        self.timer._stack.append(self.name)
+        timer = self.timer
+        if timer.host_clock and timer._spans is None:  # ``_switch``, written out: this runs some twenty times a token
+            now, name = time.perf_counter_ns(), timer._stack[-1]
+            timer._totals[name] += now - timer._last
+            timer._last = now
+        else:
+            timer._switch()
+        timer._stack.append(self.name)
 
     def __exit__(self, *exc: object) -> None:
-        self.timer._switch()
-        self.timer._stack.pop()
+        timer = self.timer
+        if timer.host_clock and timer._spans is None:
+            now, name = time.perf_counter_ns(), timer._stack.pop()
+            timer._totals[name] += now - timer._last
+            timer._last = now
+        else:
+            timer._switch()
+            timer._stack.pop()
 
 
 class NullTimer:
