@@ -188,14 +188,18 @@ class FusedStep:
         return logits[None, :n_vocab]
 
     def _room(self, n_new: int) -> Tensor:
-        """Working memory for a step of this many tokens: kept for decode, made for each prefill."""
+        """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory
+        that was touched before costs nothing. Inputs that do not fill whole blocks count on zeros behind them."""
         from labkit.kernels.cpu import prefill
 
         n_threads, sizes, cell = self._team.n_threads, self._sizes, self._cells
         if n_new == 1:
             return self._work
         n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.N_ATT]), n_threads)
-        return torch.zeros(n_bytes // 4 + 32, dtype=torch.float32)
+        n_cells, spare = n_bytes // 4 + 32, self._plan.spare
+        if spare is None or spare.numel() < n_cells or not self._plan.fills_blocks:
+            spare = self._plan.spare = torch.zeros(n_cells, dtype=torch.float32)
+        return spare
 
     def _bind_cache(self) -> None:
         """Where this sequence's keys and values lie: looked up when its slot changes."""

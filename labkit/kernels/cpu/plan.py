@@ -52,6 +52,13 @@ class Plan:
     final_norm: tuple[int, int]
     widest: int
     kept: list[Tensor] = field(default_factory=list)
+    spare: Tensor | None = None
+    """Working memory of the last prompt, for the next one."""
+
+    @property
+    def fills_blocks(self) -> bool:
+        """Whether every linear's inputs are whole blocks of 64."""
+        return not (self.linears[:, N_IN] % 64).any()
 
 
 _plans: weakref.WeakKeyDictionary[Any, tuple[list[Any], int, Plan]] = weakref.WeakKeyDictionary()

@@ -22,7 +22,19 @@ from labkit.kernels.cpu.prefill import prefill
 from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, call_job, give_way, pause, ticks
-from labkit.kernels.cpu.step import CLOCK, FUNCTION, GIVE_WAY, JOB, LINE, N_THREADS, PARKED, SEQUENCE, SPINS, decode
+from labkit.kernels.cpu.step import (
+    CLOCK,
+    FUNCTION,
+    GIVE_WAY,
+    JOB,
+    LINE,
+    N_THREADS,
+    PARKED,
+    SEQUENCE,
+    SPINS,
+    barrier,
+    decode,
+)
 
 PATIENCE_S = 2e-3
 """How long a thread looks for the next step before it goes to sleep: longer than a sampler takes."""
@@ -76,10 +88,16 @@ def publish(team, job, n_threads):
     return asleep
 
 
+def meet(rank, team, job):
+    """Every thread comes, and goes on looking for the next job."""
+    cells = carray(array_at(job), (12,), np.int64)
+    barrier(team, cells[N_THREADS], cells[GIVE_WAY])
+
+
 @lru_cache(maxsize=4)
 def compiled(name: str) -> int:
     """The address of a job's function, compiled or loaded from the disk cache: seconds the first time."""
-    function = {"decode": decode, "prefill": prefill, "matmul": matmul}[name]
+    function = {"decode": decode, "prefill": prefill, "matmul": matmul, "meet": meet}[name]
     made = cfunc("void(int64, int64, int64)", nopython=True, error_model="numpy", cache=True)(function)
     _kept.append(made)
     return made.address
@@ -97,6 +115,7 @@ def compile_all() -> None:
     compiled("decode")
     compiled("prefill")
     compiled("matmul")
+    compiled("meet")
 
 
 class Team:
@@ -121,6 +140,12 @@ class Team:
                 if asleep >> rank & 1:
                     self._awake[rank].release()
             run(0, self._at)
+
+    def rouse(self) -> None:
+        """Wake the threads that sleep: what a timed step needs that does not follow another one closely."""
+        job = np.zeros(12, np.int64)
+        job[FUNCTION] = compiled("meet")
+        self.run(job)
 
     def _work(self, rank: int) -> None:
         seen, patience = 0, int(PATIENCE_S / self.system.tick_s)
