@@ -49,9 +49,6 @@ POINT_BUDGET_S = 1.2
 """A point that would take longer than this is left out; its rate is taken from the next smaller one."""
 MODEL_BUDGET_S = 4.0
 """Repeats of one stand-in stop after this: on a machine that is too busy, more would not be better."""
-SETTLE_S = 0.02
-"""After the sweep PyTorch's threads go on looking for work for some milliseconds, on cores that the step needs; within
-a run nothing of that size comes before a step."""
 SHELL_WIDTH = 64
 N_SHELL_LAYERS = 16
 """Enough that the first layer's cold start does not count for all of them."""
@@ -167,8 +164,10 @@ class Bench:
     ) -> None:
         self.config, self.engine = config, engine
         self.transformer = transformer if transformer is not None else build(config, engine)
-        self._flush = _sweeper(engine.device, max(64 * 2**20, 2 * cache_bytes(engine.device)))
-        sweep = _sweeper(engine.device, sweep_bytes) if sweep_bytes else _nothing
+        self._backend = registry.find("backend", engine.backend)[0].name
+        alone = self._backend == "fused"
+        self._flush = _sweeper(engine.device, max(64 * 2**20, 2 * cache_bytes(engine.device)), alone=alone)
+        sweep = _sweeper(engine.device, sweep_bytes, alone=alone) if sweep_bytes else _nothing
         self._between_layers: Callable[[], bool] = lambda: sweep() is None
 
     def sample(self, point: Point) -> dict[str, float]:
@@ -184,8 +183,7 @@ class Bench:
             cache.truncate(point.n_past if cache.keeps_history else 0)
         self._flush()
         if self.engine.device == "cpu":
-            time.sleep(SETTLE_S)
-            backends.rouse(registry.find("backend", self.engine.backend)[0].name)
+            backends.rouse(self._backend)
         timer: Any = CudaTimer(detail_every=0) if self.engine.device == "cuda" else Timer(detail_every=0)
         timer.begin()
         timer.begin_step("prefill" if point.n_new > 1 else "decode")
@@ -268,10 +266,11 @@ def sweep_bytes(config: ModelConfig, engine: Engine) -> int:
     return 2 ** round(log2(min(max(streamed, 2**20), 2**25)))
 
 
-def _sweeper(device: str, n_bytes: int) -> Callable[[], Any]:
-    """Reads that many bytes, which pushes as much out of the caches."""
+def _sweeper(device: str, n_bytes: int, *, alone: bool) -> Callable[[], Any]:
+    """Reads that many bytes, which pushes as much out of the caches. ``alone``: on one thread. PyTorch's others go on
+    looking for work for milliseconds after a sum, on cores that the fused step's own threads need."""
     buffer = torch.ones(n_bytes // 4, device=device)
-    return buffer.sum
+    return buffer.numpy().sum if alone and device == "cpu" else buffer.sum
 
 
 def _never() -> bool:
