@@ -9,7 +9,7 @@ import torch
 
 from labkit import registry
 from labkit.kernels import backends
-from labkit.kernels.cpu import choice, fused, linear
+from labkit.kernels.cpu import choice, fused, linear, lookup
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.none import NoCache
 from labkit.perf.timer import NULL_TIMER, Timer
@@ -284,3 +284,13 @@ def test_a_long_prompt_crosses_tiles_of_keys(n_heads, n_kv_heads, dtype):
         wanted = run(oracle, ids, chunks)
     tolerance = 2e-4 if dtype == torch.float32 else 3e-2
     assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+@pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32), Int4(group_size=32, head="int4")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_looking_tokens_up_equals_torchs_embedding(weights, dtype):
+    embedding = quantize(random_model(FAMILIES["llama"]).to(dtype), weights).embedding
+    ids = torch.tensor([5, 0, 100, 5])
+    found = lookup.rows(embedding, ids)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, embedding(ids).float())

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.kernels.cpu import lookup
+
 CHUNK = 256
 """Tokens of a prompt that go through the model together: their activations stay near the cores."""
 
@@ -161,13 +163,16 @@ class FusedStep:
         with timer("embed"):
             opened = transformer.begin(self.cache, n_new, timer, should_stop)
             opened.check()
-            x = transformer.embedding(token_ids)
             scale = transformer.config.embedding_scale
-            if scale != 1.0:
-                x = x * torch.tensor(scale, dtype=x.dtype).item()
-            if transformer.positions is not None:
-                x = x + transformer.positions(opened.positions)
-            x = x.float().contiguous()
+            if scale == 1.0 and transformer.positions is None:
+                x = lookup.rows(transformer.embedding, token_ids)
+            else:
+                x = transformer.embedding(token_ids)
+                if scale != 1.0:
+                    x = x * torch.tensor(scale, dtype=x.dtype).item()
+                if transformer.positions is not None:
+                    x = x + transformer.positions(opened.positions)
+                x = x.float().contiguous()
         with timer("schedule"):
             self._bind_cache()
             self._bind_rotary(opened)
