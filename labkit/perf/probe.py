@@ -132,9 +132,16 @@ def shell_of(config: ModelConfig) -> ModelConfig:
     return replace(config, vocab_size=256, d_model=SHELL_WIDTH, context_tokens=4096, layers=tuple(layers))
 
 
-def stand_in(width: int) -> ModelConfig:
-    """A Llama-like model: GQA with four query heads a key head, SwiGLU 11/4 of the width."""
-    attention = GroupedAttention(width // 64, width // 256, 64, rope=Rope())
+def group_size(config: ModelConfig) -> int:
+    """Query heads that share a key head: reading a cached byte costs the more, the more of them meet it."""
+    attention = config.layers[0].attention
+    return attention.n_heads // attention.n_kv_heads
+
+
+def stand_in(width: int, group: int = 4) -> ModelConfig:
+    """A Llama-like model: GQA with ``group`` query heads a key head, SwiGLU 11/4 of the width."""
+    n_kv = max(1, round(width / 64 / group))
+    attention = GroupedAttention(n_kv * group, n_kv, 64, rope=Rope())
     return ModelConfig("llama", VOCABULARY, width, 8192, uniform(2, attention, DenseFFN(width * 11 // 4)))
 
 

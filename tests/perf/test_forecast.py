@@ -161,14 +161,16 @@ def test_impossible_runs(counts: dict[str, int], said: str) -> None:
 # --- the rates ----------------------------------------------------------------------------------------------
 
 
-def test_rates_are_recovered_from_times_made_with_them() -> None:
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_rates_are_recovered_from_times_made_with_them(group: int) -> None:
     """Times computed forward from known rates, on the stand-ins; solving the equations gives the rates back."""
     truth = made_up(
         overhead_s={name: exactly(50e-6) for name in ("attention", "ffn", "norm", "kv_cache", "embed", "lm_head")},
         weight_s={w: {n: exactly(1e-9 * (1 + n / 32)) for n in (1, 4, 16, 64, 256, 1024)} for w in (512, 1024)},
         head_s={512: exactly(0.6e-9), 1024: exactly(0.6e-9)},
+        n_heads_together=stand_in(widths("cpu")["narrow"], group).n_kv_heads,
     )
-    models = {"shell": shell_of(SMOLLM2), **{name: stand_in(w) for name, w in widths("cpu").items()}}
+    models = {"shell": shell_of(SMOLLM2), **{name: stand_in(w, group) for name, w in widths("cpu").items()}}
     samples = {}
     for point in plan("cpu"):
         step = _cost(models[point.model], point, ENGINE)
