@@ -57,7 +57,8 @@ class WaitingStep:
     def reason(self) -> str:
         if self._step is None:
             return self._reference.reason
-        return f"the first {self._n_waited} steps were plain PyTorch, while the compiled step was being compiled"
+        first = "the first step was" if self._n_waited == 1 else f"the first {self._n_waited} steps were"
+        return f"{first} plain PyTorch, while the compiled step was being compiled"
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._step is None:
