@@ -145,6 +145,12 @@ def stand_in(width: int, group: int = 4) -> ModelConfig:
     return ModelConfig("llama", VOCABULARY, width, 8192, uniform(2, attention, DenseFFN(width * 11 // 4)))
 
 
+def stand_ins(config: ModelConfig, device: str) -> dict[str, ModelConfig]:
+    """What is timed to forecast a model of this config, by name."""
+    group = group_size(config)
+    return {"shell": shell_of(config), **{name: stand_in(width, group) for name, width in widths(device).items()}}
+
+
 def build(config: ModelConfig, engine: Engine) -> Transformer:
     """The config with weights that mean nothing, held as the engine holds them."""
     with torch.device("meta"):

@@ -28,19 +28,7 @@ from labkit.perf.busy import BusyWatch, busy_now
 from labkit.perf.cost import StepCost, step_cost
 from labkit.perf.device import device_name
 from labkit.perf.machine import BUSY_SHARE, Rate
-from labkit.perf.probe import (
-    FAR_TOKENS,
-    Bench,
-    Engine,
-    Point,
-    group_size,
-    plan,
-    run_plan,
-    shell_of,
-    stand_in,
-    sweep_bytes,
-    widths,
-)
+from labkit.perf.probe import FAR_TOKENS, Bench, Engine, Point, plan, run_plan, stand_ins, sweep_bytes, widths
 
 VERSION = 2
 """Of the file format and of the equations: a change re-measures."""
@@ -146,8 +134,7 @@ def is_measured(config: ModelConfig, engine: Engine) -> bool:
 def measure(config: ModelConfig, engine: Engine, *, progress: Callable[[float, str], None] | None = None) -> Rates:
     """Measure now."""
     say = progress or (lambda share, what: None)
-    group = group_size(config)
-    models = {"shell": shell_of(config), **{name: stand_in(w, group) for name, w in widths(engine.device).items()}}
+    models = stand_ins(config, engine.device)
     swept = sweep_bytes(config, engine)
     benches = {n: (lambda n=n, c=c: Bench(c, engine, sweep_bytes=swept * (n == "shell"))) for n, c in models.items()}
     points = plan(engine.device)
@@ -299,6 +286,6 @@ def _between(at: float, table: dict[int, Rate]) -> Rate:
 
 def _cache_path(config: ModelConfig, engine: Engine) -> Any:
     key = f"{VERSION}|{device_name(engine.device)}|{torch.get_num_threads()}|{torch.__version__}"
-    key += f"|{engine.label()}|{shell_of(config)}|{sweep_bytes(config, engine)}|{group_size(config)}"
+    key += f"|{engine.label()}|{stand_ins(config, engine.device)}|{sweep_bytes(config, engine)}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return hardware.cache_folder() / "hardware" / f"rates-{digest}.json"
