@@ -1,7 +1,7 @@
-"""Take the pictures of the switchboard that the README shows: ``python -m tests.browser.docs_pictures``.
+"""Take the picture of the switchboard that the README shows: ``python -m tests.browser.docs_pictures``.
 
-Voila serves the switchboard alone; three runs (with a cache, without, with one again); light, then dark.
-Take them on a machine that does nothing else: the figures in them are real.
+Voila serves the switchboard alone; three runs (with a cache, without, with one again).
+Take it on a machine that does nothing else: the figures in it are real.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def main() -> None:
         command = [*launch.voila_command(root / "notebooks", open_browser=False), f"--Voila.token={TOKEN}"]
         with serve("voila", command, root) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
-            for theme, name in (("light", "switchboard.png"), ("dark", "switchboard-dark.png")):
-                take(browser, server.url("board.ipynb", theme=theme), DOCS / name)
+            take(browser, server.url("board.ipynb", theme="light"), DOCS / "switchboard.png")
             browser.close()
 
 
