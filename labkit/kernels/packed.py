@@ -71,7 +71,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
     q = torch.round(x.float() / steps)
     if x.device.type == "cpu" and bytes_are_faster():
         flat = F.pad(q.to(torch.int8).flatten(0, -2), (0, weight.shape[1] - x.shape[-1]))
-        out = torch._int_mm(flat, weight.t()).float().unflatten(0, x.shape[:-1])
+        out = torch.ops.aten._int_mm(flat, weight.t()).float().unflatten(0, x.shape[:-1])
     else:
         out = F.linear(q, weight[:, : x.shape[-1]].float())
     out = out * steps * scales
@@ -87,7 +87,7 @@ def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
 def bytes_are_faster() -> bool:
     """Whether PyTorch multiplies int8 matrices faster than float32 ones on this CPU: measured once, milliseconds."""
     best = []
-    for a, product in ((torch.ones(64, 512, dtype=torch.int8), torch._int_mm), (torch.ones(64, 512), torch.mm)):
+    for a, product in ((torch.ones(64, 512, dtype=torch.int8), torch.ops.aten._int_mm), (torch.ones(64, 512), torch.mm)):
         b, times = torch.ones(512, 512, dtype=a.dtype), []
         for _ in range(3):
             began = time.perf_counter()
