@@ -87,7 +87,10 @@ def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
 def bytes_are_faster() -> bool:
     """Whether PyTorch multiplies int8 matrices faster than float32 ones on this CPU: measured once, milliseconds."""
     best = []
-    for a, product in ((torch.ones(64, 512, dtype=torch.int8), torch.ops.aten._int_mm), (torch.ones(64, 512), torch.mm)):
+    for a, product in (
+        (torch.ones(64, 512, dtype=torch.int8), torch.ops.aten._int_mm),
+        (torch.ones(64, 512), torch.mm),
+    ):
         b, times = torch.ones(512, 512, dtype=a.dtype), []
         for _ in range(3):
             began = time.perf_counter()
