@@ -20,9 +20,9 @@ def _attention(**options: object) -> GroupedAttention:
     return GroupedAttention(**{**sizes, **options})  # type: ignore[arg-type]
 
 
-def long_config(n_heads: int, n_kv_heads: int) -> ModelConfig:
+def long_config(n_heads: int, n_kv_heads: int, d_head: int = 24) -> ModelConfig:
     """A context of several tiles of keys."""
-    attention = _attention(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=24)
+    attention = _attention(n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head)
     return ModelConfig("llama", VOCAB, 64, 512, uniform(2, attention, DenseFFN(96)))
 
 

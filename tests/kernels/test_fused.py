@@ -7,14 +7,14 @@ import copy
 import pytest
 import torch
 
-from labkit import registry
 from labkit.kernels import backends
-from labkit.kernels.cpu import choice, fused, linear, lookup
+from labkit.kernels.cpu import fused, linear
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.none import NoCache
 from labkit.perf.timer import NULL_TIMER, Timer
-from labkit.quant import W8A8, Int4, Int8
-from tests.kernels.families import FAMILIES, NOT_COMPILED, long_config, random_model
+from labkit.quant import Int4, Int8
+from tests.kernels.compare import cache_for, compare, dense_twin, quantize, run
+from tests.kernels.families import FAMILIES, NOT_COMPILED, random_model
 
 WEIGHTS = {
     "fp32": None,
@@ -22,66 +22,6 @@ WEIGHTS = {
     "int4": Int4(group_size=32),
     "int4 symmetric, head too": Int4(group_size=32, symmetric=True, head="int4"),
 }
-CAPACITY = 48
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled():
-    assert backends.prepare("fused"), fused.compilation().reason
-
-
-@pytest.fixture(autouse=True)
-def prompts_stay_compiled(monkeypatch):
-    """Also where PyTorch's products happen to be faster: the compiled prefill is what is tested here."""
-    monkeypatch.setattr(choice, "torch_is_faster", lambda *_: False)
-
-
-def quantize(transformer, config):
-    if config is not None:
-        component, config = registry.find("weights", config)
-        transformer = component.build(config, transformer=transformer)
-    return transformer
-
-
-def dense_twin(transformer):
-    """The same numbers in plain linears: the packed weights, unpacked."""
-    twin = copy.deepcopy(transformer)
-    for parent in list(twin.modules()):
-        for name, child in list(parent.named_children()):
-            if hasattr(child, "dequantize"):
-                plain = torch.nn.Linear(child.in_features, child.out_features, bias=child.bias is not None)
-                plain.weight.data, plain.requires_grad = child.dequantize(), False
-                if child.bias is not None:
-                    plain.bias = child.bias
-                setattr(parent, name, plain.requires_grad_(False))
-    if hasattr(twin.embedding, "head"):
-        table = torch.nn.Embedding.from_pretrained(twin.head.weight.data)
-        twin.embedding = table
-    return twin
-
-
-def cache_for(transformer, dtype=torch.float32, n_sequences=1, capacity=CAPACITY):
-    return ContiguousCache(transformer.cache_entries, capacity_tokens=capacity, dtype=dtype, n_sequences=n_sequences)
-
-
-def run(step, ids, chunks):
-    """Logits of each step: ``ids`` in runs of ``chunks`` tokens."""
-    out, at = [], 0
-    for n in chunks:
-        out.append(step(ids[at : at + n], timer=NULL_TIMER, should_stop=lambda: False).float())
-        at += n
-    return torch.cat(out)
-
-
-def compare(transformer, oracle, *, dtype=torch.float32, chunks=(5, 1, 1, 1, 4, *[1] * 20)):
-    torch.manual_seed(1)
-    ids = torch.randint(0, transformer.config.vocab_size, (sum(chunks),))
-    with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype))
-        assert step.computed_by == "fused"
-        got = run(step, ids, chunks)
-        wanted = run(backends.ReferenceStep(oracle, cache_for(oracle, dtype)), ids, chunks)
-    return got, wanted
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -218,79 +158,3 @@ def test_the_compiled_product_equals_the_unpacked_weights(weights, n_tokens):
             got = module(x)
         assert (got - wanted).abs().max() <= 2e-4 * wanted.abs().max()
         torch.testing.assert_close(module(x), wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 100])
-def test_w8a8_multiplies_the_rounded_integers_exactly(n_tokens):
-    """The oracle rounds and multiplies in int64: what is left is the last rounding to float32."""
-    transformer = quantize(random_model(FAMILIES["gpt2"]), W8A8())
-    for module in (transformer.layers[0].ffn.down_proj, transformer.layers[0].attention.q_proj):
-        x = torch.randn(n_tokens, module.in_features) * torch.logspace(-2, 2, n_tokens)[:, None]
-        weight = module.weight[:, : module.in_features].long()
-        step = x.abs().amax(dim=1, keepdim=True).double() / 63 if n_tokens > 1 else torch.tensor([[1.0]])
-        q = torch.round(x.double() / step).long() if n_tokens > 1 else x.double()
-        wanted = (q @ weight.to(q.dtype).T).double() * step * module.scales.double()
-        wanted = wanted.float() if module.bias is None else (wanted + module.bias.double()).float()
-        with linear.compiled_products(2):
-            got = module(x)
-        for result in (got, module(x)):
-            assert (result - wanted).abs().max(dim=1).values.le(1e-3 * wanted.abs().amax(dim=1)).all()
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_w8a8_prefill_equals_its_reference(family):
-    transformer = quantize(random_model(FAMILIES[family]), W8A8())
-    got, wanted = compare(transformer, transformer, chunks=(24, 1, 1))
-    exact, _ = compare(dense_twin(transformer), dense_twin(transformer), chunks=(24, 1, 1))
-    error = (got - wanted).abs().max()
-    assert error <= 0.2 * (exact - wanted).abs().max(), "further from its reference than rounding moved it"
-
-
-def test_a_prompt_may_go_through_torch_and_decode_goes_on_from_its_cache(monkeypatch):
-    monkeypatch.setattr(choice, "torch_is_faster", lambda *_: True)
-    transformer = random_model(FAMILIES["qwen3"])
-    got, wanted = compare(transformer, transformer, chunks=(20, 1, 4, 1, 9, 1))
-    assert torch.equal(got[0], wanted[0])  # the very same function
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)
-def test_the_choice_of_products_is_measured_once(monkeypatch, weights):
-    monkeypatch.undo()
-    calls = []
-    monkeypatch.setattr(choice, "_found", {})
-    monkeypatch.setattr(choice, "SMALL", 0)
-    monkeypatch.setattr(choice, "_seconds", lambda *given: calls.append(given) or (1.0, 0.5))
-    transformer = quantize(random_model(FAMILIES["llama"]), weights)
-    assert [choice.torch_is_faster(transformer, 2) for _ in range(3)] == [True] * 3
-    assert len(calls) == 1
-    monkeypatch.undo()
-    ours, theirs = choice._seconds(transformer.layers[0].ffn.up_proj, torch.float32, 2)
-    assert min(ours, theirs) > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(3, 1), (5, 1), (6, 2), (4, 4)])
-def test_a_long_prompt_crosses_tiles_of_keys(n_heads, n_kv_heads, dtype):
-    """Groups of 3 heads, of 3 + 1 + 1, and of 1; chunks that end inside a tile of 128 keys; the cache filled up."""
-    config = long_config(n_heads, n_kv_heads)
-    transformer = random_model(config)
-    chunks = (150, 1, 5, 100, 44)
-    ids = torch.randint(0, config.vocab_size, (sum(chunks),), generator=torch.Generator().manual_seed(2))
-    with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype, capacity=300))
-        got = run(step, ids, chunks)
-        oracle = backends.ReferenceStep(transformer, cache_for(transformer, torch.float32, capacity=300))
-        wanted = run(oracle, ids, chunks)
-    tolerance = 2e-4 if dtype == torch.float32 else 3e-2
-    assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
-
-
-@pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32), Int4(group_size=32, head="int4")], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_looking_tokens_up_equals_torchs_embedding(weights, dtype):
-    embedding = quantize(random_model(FAMILIES["llama"]).to(dtype), weights).embedding
-    ids = torch.tensor([5, 0, 100, 5])
-    found = lookup.rows(embedding, ids)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, embedding(ids).float())

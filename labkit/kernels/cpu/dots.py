@@ -154,10 +154,11 @@ def prepare_int4(typingctx: Any, x: Any, n: Any, quantized: Any, sums: Any, step
         with cgutils.for_range(b, b.udiv(n, const(BLOCK)), intp=I64) as loop:
             at = b.add(x, b.mul(loop.index, const(4 * BLOCK)))
             vectors = [load(b, b.add(at, const(32 * j)), simd.VF32) for j in range(8)]
-            peak = simd.fsplat(1e-30)
+            peak, nothing = simd.fsplat(1e-30), simd.fsplat(0.0)
             for v in vectors:
+                nothing = simd.fma(b, v, simd.fsplat(0.0), nothing)  # NaN once anything is not finite
                 peak = simd.call(b, "llvm.maxnum.v8f32", simd.VF32, peak, simd.call(b, "llvm.fabs.v8f32", simd.VF32, v))
-            top = simd.largest(b, peak)
+            top = b.fadd(simd.largest(b, peak), simd.total(b, nothing))
             inverse = simd.splat(b, b.fdiv(ir.Constant(F32, 32767.0), top))
             step = b.fmul(b.fdiv(top, ir.Constant(F32, 32767.0)), ir.Constant(F32, 2.0**112))
             simd.store(b, step, b.add(steps, b.mul(loop.index, const(4))))

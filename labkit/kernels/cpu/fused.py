@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from labkit.kernels.cpu import lookup
 
-CHUNK = 256
+FIRST_CHUNK, MIN_CHUNK, MAX_CHUNK = 64, 16, 256
 """Tokens of a prompt that go through the model together: their activations stay near the cores."""
+CHUNK_S = 0.12
+"""How long a chunk should take: a run can be stopped between two of them, not within one."""
 
 
 FEW = 8
@@ -152,10 +154,17 @@ class FusedStep:
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._prompt_by_torch and len(token_ids) >= FEW:
             return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
-        for start in range(0, len(token_ids), CHUNK):
-            chunk = token_ids[start : start + CHUNK]
-            logits = self._run(chunk, timer, should_stop, wanted=start + CHUNK >= len(token_ids))
-        return logits
+        at, size, n = 0, FIRST_CHUNK, len(token_ids)
+        while True:
+            # One token left over would go through decode's step, which rounds differently: how a prompt is cut must
+            # not show in its result.
+            end = n if at + size >= n - 1 else at + size
+            began = time.perf_counter()
+            logits = self._run(token_ids[at:end], timer, should_stop, wanted=end == n)
+            if end == n:
+                return logits
+            as_long_as_it_should = (end - at) * CHUNK_S / (time.perf_counter() - began)
+            at, size = end, int(min(max(as_long_as_it_should, MIN_CHUNK), MAX_CHUNK))
 
     def _run(self, token_ids: Tensor, timer: Any, should_stop: Callable[[], bool], *, wanted: bool) -> Tensor:
         """The tokens through the model: logits after the last, (1, V) float32, when ``wanted``."""

@@ -28,7 +28,7 @@ from labkit.kernels.cpu.plan import (
     ZEROS,
     W,
 )
-from labkit.kernels.cpu.products import options, share
+from labkit.kernels.cpu.products import options, prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
 from labkit.kernels.packed import TOKEN_LEVELS
@@ -46,11 +46,19 @@ def work_bytes(n_tokens: int, n_in: int, n_threads: int) -> int:
 
 
 def matmul(rank, team, job):
-    """One product. Every thread of the team calls it."""
+    """One product: for one token decode's, which reads the weights once as they lie. Every thread calls it."""
     cells = carray(array_at(job), (12,), np.int64)
     n_threads, give_way_at = cells[N_THREADS], cells[GIVE_WAY]
     linear = carray(array_at(cells[LINEAR_AT]), (LINEAR,), np.int64)
     n_tokens, x, x_stride = cells[N_TOKENS], cells[X], cells[X_STRIDE]
+    if n_tokens == 1:
+        padded = (linear[N_IN] + 63) // 64 * 64
+        scratch = cells[WORK] + rank * (16 * padded + 256)
+        prepare(linear, x, scratch)
+        first, end = share(linear[N_OUT], 4, rank, n_threads)
+        product(linear, x, scratch, cells[OUT], first, end)
+        barrier(team, n_threads, give_way_at)
+        return
     round_tokens(linear, x, x_stride, n_tokens, cells[WORK], rank, n_threads)
     barrier(team, n_threads, give_way_at)
     multiply(linear, x, x_stride, n_tokens, cells[OUT], cells[OUT_STRIDE], cells[WORK], rank, n_threads)
@@ -114,7 +122,9 @@ def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
     first, end = share(n_tokens, 1, rank, n_threads)
     for token in range(first, end):
         at, to = x + token * x_stride, work + 2 * padded * token
-        top = max(tiles.peak(at, n_in), np.float32(1e-30))
+        top = tiles.peak(at, n_in)
+        if top < np.float32(1e-30):  # not max(): a NaN must stay one
+            top = np.float32(1e-30)
         step[token] = top / limit
         if bytes_too:
             tiles.round_bytes(at, n_in, limit / top, to)

@@ -123,6 +123,7 @@ def prefill(rank, team, job):
     eps, cap = as_floats[2 * EPS_BITS], as_floats[2 * CAP_BITS]
     n_layers, m, past, n_new = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION], sizes[N_NEW]
     layer_norm = sizes[LAYER_NORM] != 0
+    wanted = sizes[WANTED] != 0  # now: after the last barrier the caller may write the next job here
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
@@ -227,7 +228,7 @@ def prefill(rank, team, job):
             _add(x + t * x_row, added, m)
         at = charge(rank, phases, T_NORM, clock, at)
     barrier(team, n_threads, give_way_at)
-    if sizes[WANTED] != 0:
+    if wanted:
         last, own = x + (n_new - 1) * x_row, partial
         blocks.norm(last, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, own)
         head = linears[PER_LAYER * n_layers]

@@ -119,13 +119,15 @@ def compile_all() -> None:
 
 
 class Team:
-    """``n_threads`` threads, the caller included. One job at a time; others wait their turn."""
+    """``n_threads`` threads, the caller included."""
+
+    _turn = threading.Lock()
+    """One job at a time, of whatever team; others wait their turn. A model's working memory counts on it."""
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._block = np.zeros(PARKED + LINE * (n_threads + 2), np.int64)
         self._at = (self._block.ctypes.data + 63) // 64 * 64
-        self._turn = threading.Lock()
         self._awake = [threading.Semaphore(0) for _ in range(n_threads)]
         self.system = system()
         for rank in range(1, n_threads):

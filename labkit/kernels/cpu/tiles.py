@@ -79,8 +79,10 @@ def make_tile_integer(tokens: int, *, of_bytes: bool) -> Any:
                     for t in range(tokens):
                         slot = totals[r * tokens + t]
                         before = b.load(slot)
-                        after = simd.dot_bytes(b, xs[t], row, before) if of_bytes else None
-                        b.store(after or b.add(simd.madd(b, row, xs[t]), before), slot)
+                        if of_bytes:
+                            b.store(simd.dot_bytes(b, xs[t], row, before), slot)
+                        else:
+                            b.store(b.add(simd.madd(b, row, xs[t]), before), slot)
             scale = load(b, scales, v4f32)
             below = b.mul(load(b, sums, v4i32), ir.Constant(v4i32, [TOKEN_OFFSET] * 4)) if of_bytes else None
             for t in range(tokens):
@@ -181,47 +183,38 @@ def sum_bytes(typingctx: Any, w: Any, n: Any) -> Any:
 
 @intrinsic
 def peak(typingctx: Any, x: Any, n: Any) -> Any:
-    """max |x|; n a multiple of 8."""
+    """max |x|, NaN when x is not finite: rounding to integers would hide it. n a multiple of 8."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         x, n = args
-        slot = cgutils.alloca_once_value(b, ir.Constant(VF32, [0.0] * 8))
+        slot, nothing = simd.accumulators(b, 2)
         with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
             v = simd.call(b, "llvm.fabs.v8f32", VF32, load(b, b.add(x, b.mul(at, const(4))), VF32))
             b.store(simd.call(b, "llvm.maxnum.v8f32", VF32, v, b.load(slot)), slot)
-        return simd.largest(b, b.load(slot))
+            b.store(simd.fma(b, v, simd.fsplat(0.0), b.load(nothing)), nothing)
+        return b.fadd(simd.largest(b, b.load(slot)), simd.total(b, b.load(nothing)))
 
     return types.float32(types.int64, types.int64), codegen
 
 
-@intrinsic
-def round_bytes(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
-    """round(x * factor) + TOKEN_OFFSET as bytes; n a multiple of 8."""
+def make_round(kind: Any, offset: int) -> Any:
+    """round(x * factor) + offset as ``kind`` integers; n a multiple of 8."""
 
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, n, factor, out = args
-        wide = simd.splat(b, factor)
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
-            v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
-            v = b.add(v, simd.isplat(TOKEN_OFFSET))
-            simd.store(b, b.trunc(v, simd.VI8), b.add(out, at), 1)
-        return context.get_dummy_value()
+    @intrinsic
+    def round_to(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            x, n, factor, out = args
+            wide = simd.splat(b, factor)
+            with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+                v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
+                v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
+                v = b.trunc(b.add(v, simd.isplat(offset)), ir.VectorType(kind, 8))
+                simd.store(b, v, b.add(out, b.mul(at, const(kind.width // 8))), 1)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.float32, types.int64), codegen
+        return types.void(types.int64, types.int64, types.float32, types.int64), codegen
+
+    return round_to
 
 
-@intrinsic
-def round_int16(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
-    """round(x * factor) as int16; n a multiple of 8."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, n, factor, out = args
-        wide = simd.splat(b, factor)
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
-            v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
-            simd.store(b, b.trunc(v, simd.VI16), b.add(out, b.mul(at, const(2))))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32, types.int64), codegen
+round_int16, round_bytes = make_round(I16, 0), make_round(I8, TOKEN_OFFSET)

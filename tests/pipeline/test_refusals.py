@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.model import Model
 from labkit.pipeline import Pipeline
-
-
-@pytest.fixture
-def model(tiny_model) -> Model:
-    return tiny_model
-
-
-@pytest.fixture
-def pipeline(tiny_model) -> Pipeline:
-    return Pipeline(tiny_model, backend="reference")
 
 
 @pytest.mark.parametrize("prompt", ["", None, 7])

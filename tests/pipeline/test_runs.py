@@ -13,16 +13,6 @@ from labkit.pipeline import PREFILL_CHUNK_TOKENS, Pipeline
 CONTEXT = 200
 
 
-@pytest.fixture
-def model(tiny_model) -> Model:
-    return tiny_model
-
-
-@pytest.fixture
-def pipeline(tiny_model) -> Pipeline:
-    return Pipeline(tiny_model, backend="reference")
-
-
 def greedy(model: Model, prompt: str, n_new: int) -> list[int]:
     """The definition: the whole text through the model, once for each token."""
     ids = model.tokenizer.encode(prompt)

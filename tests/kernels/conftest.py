@@ -1,0 +1,19 @@
+"""Every test here waits for the compiled step, and keeps prompts on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.kernels import backends
+from labkit.kernels.cpu import choice, fused
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    assert backends.prepare("fused"), fused.compilation().reason
+
+
+@pytest.fixture(autouse=True)
+def prompts_stay_compiled(monkeypatch):
+    """Also where PyTorch's products happen to be faster: the compiled prefill is what is tested here."""
+    monkeypatch.setattr(choice, "torch_is_faster", lambda *_: False)

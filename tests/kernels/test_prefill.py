@@ -1,0 +1,119 @@
+"""Prompts through the compiled step: W8A8, tiles of keys, whose products, how they are cut, what is not a number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit.kernels import backends
+from labkit.kernels.cpu import choice, fused, linear, lookup
+from labkit.perf.timer import NULL_TIMER
+from labkit.quant import W8A8, Int4, Int8
+from tests.kernels.compare import cache_for, compare, dense_twin, quantize, run
+from tests.kernels.families import FAMILIES, long_config, random_model
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 7, 100])
+def test_w8a8_multiplies_the_rounded_integers_exactly(n_tokens):
+    """The oracle rounds and multiplies in int64: what is left is the last rounding to float32."""
+    transformer = quantize(random_model(FAMILIES["gpt2"]), W8A8())
+    for module in (transformer.layers[0].ffn.down_proj, transformer.layers[0].attention.q_proj):
+        x = torch.randn(n_tokens, module.in_features) * torch.logspace(-2, 2, n_tokens)[:, None]
+        weight = module.weight[:, : module.in_features].long()
+        step = x.abs().amax(dim=1, keepdim=True).double() / 63 if n_tokens > 1 else torch.tensor([[1.0]])
+        q = torch.round(x.double() / step).long() if n_tokens > 1 else x.double()
+        wanted = (q @ weight.to(q.dtype).T).double() * step * module.scales.double()
+        wanted = wanted.float() if module.bias is None else (wanted + module.bias.double()).float()
+        with linear.compiled_products(2):
+            got = module(x)
+        for result in (got, module(x)):
+            assert (result - wanted).abs().max(dim=1).values.le(1e-3 * wanted.abs().amax(dim=1)).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_w8a8_prefill_equals_its_reference(family):
+    transformer = quantize(random_model(FAMILIES[family]), W8A8())
+    got, wanted = compare(transformer, transformer, chunks=(24, 1, 1))
+    exact, _ = compare(dense_twin(transformer), dense_twin(transformer), chunks=(24, 1, 1))
+    error = (got - wanted).abs().max()
+    assert error <= 0.2 * (exact - wanted).abs().max(), "further from its reference than rounding moved it"
+
+
+def test_a_prompt_may_go_through_torch_and_decode_goes_on_from_its_cache(monkeypatch):
+    monkeypatch.setattr(choice, "torch_is_faster", lambda *_: True)
+    transformer = random_model(FAMILIES["qwen3"])
+    got, wanted = compare(transformer, transformer, chunks=(20, 1, 4, 1, 9, 1))
+    assert torch.equal(got[0], wanted[0])  # the very same function
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)
+def test_the_choice_of_products_is_measured_once(monkeypatch, weights):
+    monkeypatch.undo()
+    calls = []
+    monkeypatch.setattr(choice, "_found", {})
+    monkeypatch.setattr(choice, "SMALL", 0)
+    monkeypatch.setattr(choice, "_seconds", lambda *given: calls.append(given) or (1.0, 0.5))
+    transformer = quantize(random_model(FAMILIES["llama"]), weights)
+    assert [choice.torch_is_faster(transformer, 2) for _ in range(3)] == [True] * 3
+    assert len(calls) == 1
+    monkeypatch.undo()
+    ours, theirs = choice._seconds(transformer.layers[0].ffn.up_proj, torch.float32, 2)
+    assert min(ours, theirs) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(3, 1), (5, 1), (6, 2), (4, 4)])
+def test_a_long_prompt_crosses_tiles_of_keys(n_heads, n_kv_heads, dtype):
+    """Groups of 3 heads, of 3 + 1 + 1, and of 1; chunks that end inside a tile of 128 keys; the cache filled up."""
+    config = long_config(n_heads, n_kv_heads)
+    transformer = random_model(config)
+    chunks = (150, 1, 5, 100, 44)
+    ids = torch.randint(0, config.vocab_size, (sum(chunks),), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype, capacity=300))
+        got = run(step, ids, chunks)
+        oracle = backends.ReferenceStep(transformer, cache_for(transformer, torch.float32, capacity=300))
+        wanted = run(oracle, ids, chunks)
+    tolerance = 2e-4 if dtype == torch.float32 else 3e-2
+    assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+@pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32), Int4(group_size=32, head="int4")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_looking_tokens_up_equals_torchs_embedding(weights, dtype):
+    embedding = quantize(random_model(FAMILIES["llama"]).to(dtype), weights).embedding
+    ids = torch.tensor([5, 0, 100, 5])
+    found = lookup.rows(embedding, ids)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, embedding(ids).float())
+
+
+@pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)
+@pytest.mark.parametrize("chunks", [(9,), (9, 1)])
+def test_what_is_not_a_number_comes_out_as_such(weights, chunks):
+    """Rounding activations to integers must not make a damaged model look sound."""
+    transformer = quantize(random_model(FAMILIES["llama"]), weights)
+    transformer.layers[0].ffn_norm.weight[3] = float("nan")
+    with torch.inference_mode():
+        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer))
+        logits = run(step, torch.arange(sum(chunks)), chunks)
+    assert not logits.isfinite().any()
+
+
+@pytest.mark.parametrize("chunk_s", [1e-9, 1e9])
+@pytest.mark.parametrize("weights", [None, W8A8(), Int4(group_size=32)], ids=str)
+def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, chunk_s):
+    """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits."""
+    transformer = quantize(random_model(long_config(4, 2, d_head=16)), weights)
+    ids = torch.arange(64 + 3 * 16 + 1) % transformer.config.vocab_size
+    results, asked = [], []
+    with torch.inference_mode():
+        for wanted_s in (chunk_s, None):
+            monkeypatch.setattr(fused, "FIRST_CHUNK", fused.FIRST_CHUNK if wanted_s else 1000)
+            monkeypatch.setattr(fused, "CHUNK_S", wanted_s or 1.0)
+            step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, capacity=200))
+            results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))
+    assert torch.equal(*results)
+    assert asked.count(0) == (4 if chunk_s < 1 else 2)  # 64, 16, 16, and 17: never one alone; or 64 and 49
+    assert asked.count(1) == 1
