@@ -11,6 +11,7 @@ the weights are unpacked and multiplied.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -51,8 +52,7 @@ def _triton() -> Any:
     return matvec
 
 
-@torch.library.custom_op("labkit::linear_int8", mutates_args=())
-def linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     if x.is_cuda and x.numel() // x.shape[-1] <= FEW_TOKENS and (kernels := _triton()) is not None:
         return kernels.linear_int8(x, weight, scales, bias)
     dense = weight[:, : x.shape[-1]].to(x.dtype)
@@ -60,13 +60,11 @@ def linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
     return out if bias is None else out + bias
 
 
-@linear_int8.register_fake
-def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_int8_shape(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-@torch.library.custom_op("labkit::linear_w8a8", mutates_args=())
-def linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     steps = (x.float().abs().amax(dim=-1, keepdim=True) / TOKEN_LEVELS).clamp_min(1e-30)
     q = torch.round(x.float() / steps)
     if x.device.type == "cpu" and bytes_are_faster():
@@ -78,8 +76,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) 
     return (out if bias is None else out + bias).to(x.dtype)
 
 
-@linear_w8a8.register_fake
-def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_w8a8_shape(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -100,8 +97,7 @@ def bytes_are_faster() -> bool:
     return best[0] < best[1]
 
 
-@torch.library.custom_op("labkit::linear_int4", mutates_args=())
-def linear_int4(
+def _linear_int4(
     x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
 ) -> Tensor:
     if x.is_cuda and x.numel() // x.shape[-1] <= FEW_TOKENS and (kernels := _triton()) is not None:
@@ -110,8 +106,28 @@ def linear_int4(
     return F.linear(x, dense, bias)
 
 
-@linear_int4.register_fake
-def _(
+def _linear_int4_shape(
     x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
 ) -> Tensor:
     return x.new_empty((*x.shape[:-1], n_out))
+
+
+def _register(schema: str, compute: Callable[..., Tensor], shape: Callable[..., Tensor]) -> Any:
+    """A ``torch.library`` op. Not ``custom_op``: its first call imports PyTorch's compiler, 2.7 s into a first run."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    _library.impl(name, shape, "Meta")
+    return getattr(torch.ops.labkit, name)
+
+
+_library = torch.library.Library("labkit", "FRAGMENT")
+_SCHEMA = "(Tensor x, Tensor weight, Tensor scales, Tensor? bias) -> Tensor"
+linear_int8 = _register("linear_int8" + _SCHEMA, _linear_int8, _linear_int8_shape)
+linear_w8a8 = _register("linear_w8a8" + _SCHEMA, _linear_w8a8, _linear_w8a8_shape)
+linear_int4 = _register(
+    "linear_int4(Tensor x, Tensor weight, Tensor scales, Tensor? zeros, int group_size, int n_out, Tensor? bias) "
+    "-> Tensor",
+    _linear_int4,
+    _linear_int4_shape,
+)

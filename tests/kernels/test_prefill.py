@@ -106,7 +106,7 @@ def test_what_is_not_a_number_comes_out_as_such(weights, chunks):
 def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, chunk_s):
     """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits."""
     transformer = quantize(random_model(long_config(4, 2, d_head=16)), weights)
-    ids = torch.arange(64 + 3 * 16 + 1) % transformer.config.vocab_size
+    ids = torch.arange(96 + 3 * 16 + 1) % transformer.config.vocab_size
     results, asked = [], []
     with torch.inference_mode():
         for wanted_s in (chunk_s, None):
@@ -115,5 +115,5 @@ def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, chunk_s):
             step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, capacity=200))
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))
     assert torch.equal(*results)
-    assert asked.count(0) == (4 if chunk_s < 1 else 2)  # 64, 16, 16, and 17: never one alone; or 64 and 49
+    assert asked.count(0) == (4 if chunk_s < 1 else 2)  # 96, 16, 16, and 17: never one alone; or 96 and 49
     assert asked.count(1) == 1

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from labkit.kernels.cpu import lookup
 
-FIRST_CHUNK, MIN_CHUNK, MAX_CHUNK = 64, 16, 256
+FIRST_CHUNK, MIN_CHUNK, MAX_CHUNK = 96, 16, 256
 """Tokens of a prompt that go through the model together: their activations stay near the cores."""
-CHUNK_S = 0.12
+CHUNK_S = 0.15
 """How long a chunk should take: a run can be stopped between two of them, not within one."""
 
 
