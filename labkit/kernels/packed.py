@@ -4,7 +4,7 @@
     linear_w8a8(x, weight, scales, bias)                            the same, x rounded to bytes token by token
     linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
 
-The packed layouts are ``labkit.quant.grid``'s. On a GPU a few tokens go through Triton, from the packed form; elsewhere
+The packed layouts are ``labkit.quant.grid``'s. On a GPU they go through Triton (``labkit.kernels.triton.unpack``); elsewhere
 the weights are unpacked and multiplied.
 """
 
@@ -38,23 +38,21 @@ def unpack_weight_int4(
 TOKEN_LEVELS = 63
 """Steps from zero to a token's largest activation, where tokens are rounded to bytes: two products of such a number
 with an int8 weight fit 16 bits, which is what a CPU without a dot-product instruction adds them in."""
-FEW_TOKENS = 8
-"""Up to here a GPU reads the packed weights once for each token; beyond, it unpacks them and multiplies."""
 
 
 @lru_cache(maxsize=1)
 def _triton() -> Any:
-    """The Triton kernels, or None where Triton is not installed."""
+    """``labkit.kernels.triton.unpack``, or None where Triton is not installed."""
     try:
-        from labkit.kernels.triton import matvec
+        from labkit.kernels.triton import unpack
     except ImportError:
         return None
-    return matvec
+    return unpack
 
 
 def _linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    if x.is_cuda and x.numel() // x.shape[-1] <= FEW_TOKENS and (kernels := _triton()) is not None:
-        return kernels.linear_int8(x, weight, scales, bias)
+    if x.is_cuda and (kernels := _triton()) is not None:
+        return kernels.linear(kernels.Matrix(8, weight, scales, None, bias, weight.shape[0], x.shape[-1], 64), x)
     dense = weight[:, : x.shape[-1]].to(x.dtype)
     out = F.linear(x, dense) * scales.to(x.dtype)
     return out if bias is None else out + bias
@@ -100,8 +98,9 @@ def bytes_are_faster() -> bool:
 def _linear_int4(
     x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
 ) -> Tensor:
-    if x.is_cuda and x.numel() // x.shape[-1] <= FEW_TOKENS and (kernels := _triton()) is not None:
-        return kernels.linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
+    if x.is_cuda and (kernels := _triton()) is not None:
+        words = weight.view(torch.int16)
+        return kernels.linear(kernels.Matrix(4, words, scales, zeros, bias, n_out, x.shape[-1], group_size), x)
     dense = unpack_weight_int4(weight, scales, zeros, group_size, n_out, x.shape[-1]).to(x.dtype)
     return F.linear(x, dense, bias)
 

@@ -42,6 +42,10 @@ class ContiguousCache(KVCache):
                 taken = set(self._slots.values())
                 self._slots[segment.sequence_id] = next(i for i in range(self.n_sequences) if i not in taken)
 
+    def slot_of(self, sequence_id: int) -> int:
+        """Where in ``store``'s first dimension the sequence lies."""
+        return self._slots[sequence_id]
+
     def append(self, layer_idx: int, **entries: Tensor) -> None:
         for name, new in entries.items():
             store = self.store[layer_idx][name]

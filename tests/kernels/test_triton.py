@@ -12,7 +12,7 @@ import pytest
 import torch
 
 CASES = Path(__file__).with_name("triton_cases.py")
-N_CASES = 8
+N_CASES = 10
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton, Linux only)"
 )

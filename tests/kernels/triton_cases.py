@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from labkit.kernels import ops, packed
-from labkit.kernels.triton import attention, elementwise, matvec, sampling
+from labkit.kernels import ops
+from labkit.kernels.triton import attention, elementwise, product, sampling, unpack
+from labkit.kernels.triton.product import Matrix
+from labkit.model.config import Norm
+from labkit.model.norm import RMSNorm
 from labkit.quant import grid
 from labkit.quant.linear import Int4Linear, Int8Linear
 
@@ -43,41 +47,107 @@ def rotate_append(device):
 
 def gate(device):
     g, u = torch.randn(2, 700, device=device), torch.randn(2, 700, device=device)
-    close(elementwise.gate(g, u), torch.nn.functional.silu(g) * u)
+    close(elementwise.gate(g, u), F.silu(g) * u)
 
 
 def attend_one(device):
-    options = ({}, {"window": 7}, {"window": 7, "n_sinks": 2}, {"softcap": 5.0})
-    for n_stored in (1, 33, 90):
-        for option in options:
-            q = torch.randn(1, 6, 16, device=device)
-            k, v = torch.randn(2, 96, 16, device=device), torch.randn(2, 96, 16, device=device)
-            length = torch.tensor([n_stored], device=device)
-            got = attention.attend_one(q, k, v, length, scale=0.3, keys_a_stretch=32, **option)
-            wanted = ops.attend(q, k[:, :n_stored], v[:, :n_stored], n_past=n_stored - 1, scale=0.3, **option)
-            close(got, wanted, 1e-4)
+    """Queries and the new key turned, the new entry stored, attention over all: against the same in plain PyTorch."""
+    options = ({}, {"window": 7}, {"window": 40, "n_sinks": 2}, {"softcap": 5.0})
+    for n_past in (0, 31, 32, 89):
+        for at, option in enumerate(options):
+            layout, turned = ("half", 16) if at % 2 else ("interleaved", 8)
+            qkv = torch.randn(6 + 2 + 2, 16, device=device)
+            cos, sin = (torch.randn(96, turned // 2, device=device) for _ in range(2))
+            caches = [torch.randn(2, 96, 16, device=device) for _ in range(2)]
+            wanted_caches = [cache.clone() for cache in caches]
+            norms = [RMSNorm(16, Norm(eps=1e-5)).to(device) for _ in range(2)] if at == 3 else [None, None]
+            for norm in norms[: 2 * (at == 3)]:
+                norm.weight.normal_()
+            q, k, v = qkv[None].split((6, 2, 2), dim=1)
+            if at == 3:
+                q, k = norms[0](q), norms[1](k)
+            here = cos[n_past : n_past + 1], sin[n_past : n_past + 1]
+            q, k = (ops.rotate(heads, *here, layout=layout) for heads in (q, k))
+            wanted_caches[0][:, n_past], wanted_caches[1][:, n_past] = k[0], v[0]
+            seen = [cache[:, : n_past + 1] for cache in wanted_caches]
+            wanted = ops.attend(q, *seen, n_past=n_past, scale=0.3, **option)
+            scratch = attention.Scratch(6, 2, 16, 96, device)
+            out, position = torch.full((6 * 16,), torch.nan, device=device), torch.tensor([n_past], device=device)
+            for _ in range(2):  # the second finds the counters where the first has left them
+                attention.attend_one(
+                    qkv.flatten(), cos, sin, position, *caches, out, scratch, n_heads=6, scale=0.3, layout=layout,
+                    q_norm=norms[0], k_norm=norms[1], **option,
+                )  # fmt: skip
+            close(out.view(1, 6, 16), wanted, 1e-4)
+            for cache, wanted_cache in zip(caches, wanted_caches, strict=True):
+                close(cache, wanted_cache)
 
 
-def linear_int8(device):
-    linear = Int8Linear(*grid.round_int8(torch.randn(21, 80)), torch.randn(21)).to(device)
-    x = torch.randn(2, 80, device=device)
-    got = matvec.linear_int8(x, linear.weight, linear.scales, linear.bias)
-    close(got, packed.linear_int8(x, linear.weight, linear.scales, linear.bias), 1e-4)
+def linears(n_out, n_in, device):
+    """The same shape in every form that weights are stored in, each with its bias."""
+    weight, bias = torch.randn(n_out, n_in), torch.randn(n_out)
+    plain = torch.nn.Linear(n_in, n_out).requires_grad_(False)
+    plain.weight.copy_(weight)
+    forms = [plain, Int8Linear(*grid.round_int8(weight), bias)]
+    for group, symmetric in ((32, False), (64, True), (128, False)):
+        if n_in % group == 0:
+            forms.append(Int4Linear(*grid.round_int4(weight, group, symmetric=symmetric), bias))
+    return [form.to(device) for form in forms]
 
 
-def linear_int4(device):
-    for group, symmetric, n_in in ((32, False, 96), (64, True, 320), (128, False, 256)):
-        linear = Int4Linear(*grid.round_int4(torch.randn(10, n_in), group, symmetric=symmetric)).to(device)
-        x = torch.randn(2, n_in, device=device)
-        weights = (linear.weight, linear.scales, linear.zeros, group, 10, None)
-        close(matvec.linear_int4(x, *weights), packed.linear_int4(x, *weights), 1e-4)
+def dense(form):
+    return form.dequantize() if hasattr(form, "dequantize") else form.weight
 
 
-def argmax(device):
+def project(device):
+    """Three matrices of different heights behind a norm, one added to a residual, and several tokens at once."""
+    for n_in in (96, 256, 1152):
+        norm = RMSNorm(n_in, Norm(eps=1e-5, unit_offset=n_in == 96)).to(device)
+        norm.weight.normal_()
+        for forms in zip(*(linears(n_out, n_in, device) for n_out in (21, 8, 13)), strict=True):
+            x, residual = torch.randn(2, n_in, device=device), torch.randn(2, 21, device=device)
+            matrices = [Matrix.of(form) for form in forms]
+            wanted = torch.cat([F.linear(norm(x), dense(form), form.bias) for form in forms], dim=1)
+            got = product.project(x, matrices, torch.full_like(wanted, torch.nan), norm=norm)
+            close(got, wanted, 1e-3)
+            wanted = residual + F.linear(x, dense(forms[0]), forms[0].bias)
+            close(product.project(x, matrices[:1], residual, residual=residual), wanted, 1e-3)
+
+
+def gated(device):
+    for n_in in (96, 1152):
+        norm = RMSNorm(n_in, Norm(eps=1e-5)).to(device)
+        norm.weight.normal_()
+        for gate, up in zip(linears(21, n_in, device), linears(21, n_in, device), strict=True):
+            x = torch.randn(n_in, device=device)
+            g, u = (F.linear(norm(x), dense(form), form.bias) for form in (gate, up))
+            got = product.gated(x, Matrix.of(gate), Matrix.of(up), torch.full_like(g, torch.nan), norm=norm)
+            close(got, F.silu(g) * u, 1e-3)
+
+
+def unpacked(device):
+    for n_tokens in (3, unpack.FEW_TOKENS + 1):
+        for form in linears(21, 1152, device)[1:]:
+            x = torch.randn(n_tokens, 1152, device=device)
+            close(unpack.linear(Matrix.of(form), x), F.linear(x, dense(form), form.bias), 1e-3)
+            close(unpack.unpack(Matrix.of(form), torch.float32), dense(form))
+
+
+def lookup(device):
+    for form in linears(21, 640, device):
+        out, token = torch.full((640,), torch.nan, device=device), torch.tensor([18], device=device)
+        close(sampling.lookup(Matrix.of(form), token, out, 2.0), 2 * dense(form)[18])
+
+
+def choose(device):
     logits = torch.randn(3000, device=device)
     logits[[7, 2500]] = 9.0  # a tie: the first wins, as in torch
-    out = torch.zeros(1, dtype=torch.int64, device=device)
-    assert int(sampling.argmax(logits, out)) == int(logits.argmax()) == 7
+    token, position = (torch.tensor([n], device=device) for n in (0, 4))
+    history = torch.zeros(9, dtype=torch.int64, device=device)
+    sampling.Chooser(3000, device)(logits, token, position, history)
+    assert int(token) == int(logits.argmax()) == 7
+    assert int(position) == 5
+    assert history.tolist() == [0, 0, 0, 0, 0, 7, 0, 0, 0]
 
 
 def step(device):
@@ -90,7 +160,7 @@ def step(device):
     from labkit.quant import Int4
     from tests.kernels.families import FAMILIES, random_model
 
-    for weights, family in ((None, "sinks"), (Int4(32), "partial, interleaved")):
+    for weights, family in ((None, "sinks"), (Int4(32), "partial, interleaved"), (Int4(32, head="int4"), "qwen3")):
         config = FAMILIES[family]
         layers = tuple(replace(layer, ffn=replace(layer.ffn, activation="silu")) for layer in config.layers[:1])
         transformer = random_model(replace(config, layers=layers))
@@ -112,14 +182,17 @@ def step(device):
             assert steps[0].decode_many(start, 2).tolist() == chosen
 
 
-CASES = [rms_norm, rotate_append, gate, attend_one, linear_int8, linear_int4, argmax, step]
+CASES = [rms_norm, rotate_append, gate, attend_one, project, gated, unpacked, lookup, choose, step]
 
 
-def main(device="cpu"):
-    torch.manual_seed(0)
-    for case in CASES:
-        case(device)
-        print(case.__name__, "ok", flush=True)
+def main(device="cpu", *names):
+    """Every case, or those named."""
+    with torch.inference_mode():
+        for case in CASES:
+            if not names or case.__name__ in names:
+                torch.manual_seed(0)
+                case(device)
+                print(case.__name__, "ok", flush=True)
 
 
 if __name__ == "__main__":

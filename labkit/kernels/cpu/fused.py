@@ -219,7 +219,7 @@ class FusedStep:
         """Where this sequence's keys and values lie: looked up when its slot changes."""
         from labkit.kernels.cpu import plan
 
-        slot = self.cache._slots[self.cache.segments[0].sequence_id]
+        slot = self.cache.slot_of(self.cache.segments[0].sequence_id)
         if slot == self._slot:
             return
         self._slot = slot

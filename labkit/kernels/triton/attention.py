@@ -1,46 +1,110 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Attention of one new token over the valid span of a contiguous cache (Flash-Decoding): the stored keys are cut into
-stretches that run side by side, and the parts are merged. The span's length is read on the device, so that a CUDA
-graph of this step can be replayed as the sequence grows; stretches beyond it return at once.
+"""Attention of one new token over a contiguous cache, from its projections to the mixed values, in one launch.
+
+The stored keys are cut into stretches that run side by side (Flash-Decoding). Every program turns its own queries; the
+one whose stretch the new token falls into turns and stores the new key; whoever finishes last merges the stretches.
+The position is read on the device, so that a CUDA graph can be replayed as the sequence grows; programs beyond it
+return at once.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+MAX_PARTS = 64
+"""Stretches that are merged at once."""
+
 
 @triton.jit
-def _stretch(
-    q, k, v, n_stored, parts, tops, sums, capacity, scale, window, n_sinks, softcap,
-    ROWS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
-    HEADS: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+def _turned(
+    base, d, in_d, c, s, gain, eps,
+    D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """One KV head and one stretch of KEYS keys, for the ROWS query heads that share it."""
+    """Heads that start at base (N, 1), normed where the model does so, and turned: out = x cos + sign x[partner] sin.
+
+    c, s (1, WIDTH) hold each dim's cosine and signed sine. (N, WIDTH) float32."""
+    if INTERLEAVED:
+        partner = d ^ 1
+    else:
+        partner = tl.where(d < R, d + R, d - R)
+    partner = tl.where(d < 2 * R, partner, d)
+    x = tl.load(base + d, mask=in_d, other=0.0).to(tl.float32)
+    y = tl.load(base + partner, mask=in_d, other=0.0).to(tl.float32)
+    if NORMED:
+        shrink = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
+        g, h = tl.load(gain + d, mask=in_d, other=0.0), tl.load(gain + partner, mask=in_d, other=0.0)
+        g, h = g.to(tl.float32), h.to(tl.float32)
+        if UNIT_OFFSET:
+            g, h = g + 1.0, h + 1.0
+        x, y = x * shrink * g, y * shrink * h
+    return x * c + y * s
+
+
+@triton.jit
+def _attend(
+    qkv, cos, sin, position, k, v, parts, tops, sums, counts, out, q_gain, k_gain, eps, capacity, scale, window,
+    n_sinks, softcap,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """One KV head and one stretch of KEYS keys, for the H / G query heads that share it."""
+    ROWS: tl.constexpr = H // G
     group, stretch = tl.program_id(0), tl.program_id(1)
-    n = tl.load(n_stored)
-    rows, d, tile = tl.arange(0, HEADS), tl.arange(0, WIDTH), tl.arange(0, TILE)
-    in_rows, in_d = rows < ROWS, d < D
-    qs = tl.load(
-        q + (group * ROWS + rows[:, None]) * D + d[None, :], mask=in_rows[:, None] & in_d[None, :], other=0.0
-    ).to(tl.float32)
+    new = tl.load(position).to(tl.int32)
+    start = stretch * KEYS
+    if start > new:
+        return
+    d = tl.arange(0, WIDTH)[None, :]
+    in_d = d < D
+    if INTERLEAVED:
+        pair, first_half = d // 2, (d % 2) == 0
+    else:
+        pair, first_half = d % R, d < R
+    turns = d < 2 * R
+    c = tl.load(cos + new * R + pair, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + new * R + pair, mask=turns, other=0.0).to(tl.float32)
+    s = tl.where(first_half, -s, s)
+    rows = tl.arange(0, HEADS)[:, None]
+    q_head = qkv + (group * ROWS + tl.where(rows < ROWS, rows, 0)) * D
+    q = _turned(q_head, d, in_d, c, s, q_gain, eps, D, R, INTERLEAVED, NORMED, UNIT_OFFSET)
+    one = tl.arange(0, 1)[:, None]
+    k_head = qkv + (H + group + one) * D
+    new_k = _turned(k_head, d, in_d, c, s, k_gain, eps, D, R, INTERLEAVED, NORMED, UNIT_OFFSET)
+    new_v = tl.load(qkv + (H + G + group + one) * D + d, mask=in_d, other=0.0)
+    new_k, new_v = new_k.to(k.dtype.element_ty), new_v.to(v.dtype.element_ty)
+    home = group.to(tl.int64) * capacity
+    if new < start + KEYS:
+        at = (home + new + one) * D + d
+        tl.store(k + at, new_k, mask=in_d)
+        tl.store(v + at, new_v, mask=in_d)
+    new_k, new_v = new_k.to(tl.float32), new_v.to(tl.float32)
     top = tl.full((HEADS,), -1e30, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     mixed = tl.zeros((HEADS, WIDTH), tl.float32)
-    start = stretch * KEYS
-    end = tl.minimum(start + KEYS, n)
-    for first in range(start, end, TILE):
-        keys = first + tile
+    end = tl.minimum(start + KEYS, new + 1)
+    first = start
+    if WINDOWED:
+        if start >= n_sinks:
+            first = tl.maximum(start, new + 1 - window)
+    for at_key in range(first, end, TILE):
+        keys = at_key + tl.arange(0, TILE)
         seen = keys < end
         if WINDOWED:
-            seen = seen & ((keys >= n - window) | (keys < n_sinks))
-        there = (keys < end)[:, None] & in_d[None, :]
-        at = (group * capacity + keys[:, None]) * D + d[None, :]
+            seen = seen & ((keys > new - window) | (keys < n_sinks))
+        is_new = (keys == new)[:, None]
+        there = (seen & (keys < new))[:, None] & in_d
+        at = (home + keys[:, None]) * D + d
         ks = tl.load(k + at, mask=there, other=0.0).to(tl.float32)
-        scores = tl.sum(qs[:, None, :] * ks[None, :, :], axis=2) * scale  # (HEADS, TILE)
+        vs = tl.load(v + at, mask=there, other=0.0).to(tl.float32)
+        ks, vs = tl.where(is_new, new_k, ks), tl.where(is_new, new_v, vs)
+        scores = tl.sum(q[:, None, :] * ks[None, :, :], axis=2) * scale  # (HEADS, TILE)
         if CAPPED:
             e = tl.exp(-2.0 * tl.abs(scores / softcap))
             scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1.0 - e) / (1.0 + e)
@@ -49,47 +113,71 @@ def _stretch(
         shrink = tl.exp(top - higher)
         p = tl.where(seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
         total = total * shrink + tl.sum(p, axis=1)
-        vs = tl.load(v + at, mask=there, other=0.0).to(tl.float32)
         mixed = mixed * shrink[:, None] + tl.sum(p[:, :, None] * vs[None, :, :], axis=1)
         top = higher
-    slot = (group * ROWS + rows) * tl.num_programs(1) + stretch
-    tl.store(tops + slot, top, mask=in_rows)
-    tl.store(sums + slot, total, mask=in_rows)
-    tl.store(parts + slot[:, None] * D + d[None, :], mixed, mask=in_rows[:, None] & in_d[None, :])
+    heads = tl.arange(0, HEADS)
+    slot = (group * ROWS + heads) * PARTS + stretch
+    tl.store(tops + slot, top, mask=heads < ROWS)
+    tl.store(sums + slot, total, mask=heads < ROWS)
+    tl.store(parts + slot[:, None] * D + d, mixed, mask=(heads < ROWS)[:, None] & in_d)
+    # The last of this group's programs to come here merges what all of them have left.
+    n_parts = new // KEYS + 1
+    tl.debug_barrier()
+    done = tl.atomic_add(counts + group, 1, sem="acq_rel")
+    if done == n_parts - 1:
+        tl.store(counts + group, 0)
+        part = tl.arange(0, PARTS)
+        left = part < n_parts
+        for row in range(ROWS):
+            at_part = (group * ROWS + row) * PARTS + part
+            peak = tl.load(tops + at_part, mask=left, other=-1e30, cache_modifier=".cg")
+            share = tl.where(left, tl.exp(peak - tl.max(peak, axis=0)), 0.0)
+            whole = tl.sum(share * tl.load(sums + at_part, mask=left, other=0.0, cache_modifier=".cg"), axis=0)
+            piece = tl.load(
+                parts + at_part[:, None] * D + d, mask=left[:, None] & in_d, other=0.0, cache_modifier=".cg"
+            )
+            y = tl.sum(piece * share[:, None], axis=0)[None, :] / whole
+            tl.store(out + (group * ROWS + row) * D + d, y.to(out.dtype.element_ty), mask=in_d)
 
 
-@triton.jit
-def _merge(parts, tops, sums, out, n_parts, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
-    head = tl.program_id(0)
-    part, d = tl.arange(0, PARTS), tl.arange(0, WIDTH)
-    there = part < n_parts
-    top = tl.load(tops + head * n_parts + part, mask=there, other=-1e30)
-    share = tl.where(there, tl.exp(top - tl.max(top, axis=0)), 0.0)
-    total = tl.sum(share * tl.load(sums + head * n_parts + part, mask=there, other=0.0), axis=0)
-    at = (head * n_parts + part[:, None]) * D + d[None, :]
-    rows = tl.load(parts + at, mask=there[:, None] & (d < D)[None, :], other=0.0)
-    y = tl.sum(rows * share[:, None], axis=0) / total
-    tl.store(out + head * D + d, y.to(out.dtype.element_ty), mask=d < D)
+class Scratch:
+    """What the stretches leave for whoever merges them; made once for all layers of a step."""
+
+    def __init__(self, n_heads: int, n_groups: int, d_head: int, capacity: int, device: Any) -> None:
+        self.keys = keys_a_stretch(capacity, n_groups)
+        self.n_parts = triton.cdiv(capacity, self.keys)
+        padded = triton.next_power_of_2(self.n_parts)
+        self.parts = torch.empty(n_heads * padded * d_head, dtype=torch.float32, device=device)
+        self.tops, self.sums = (torch.empty(n_heads * padded, dtype=torch.float32, device=device) for _ in range(2))
+        self.counts = torch.zeros(n_groups, dtype=torch.int32, device=device)
+        """How many programs of a group are done: zero between two launches."""
+
+
+def keys_a_stretch(capacity: int, n_groups: int) -> int:
+    """Short enough that about 256 programs share a full cache; at most MAX_PARTS stretches."""
+    wanted = max(32, capacity * n_groups // 256, triton.cdiv(capacity, MAX_PARTS))
+    return triton.next_power_of_2(wanted)
 
 
 def attend_one(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, n_stored: Tensor, *, scale: float, window: int | None = None,
-    n_sinks: int = 0, softcap: float | None = None, keys_a_stretch: int = 256,
+    qkv: Tensor, cos: Tensor, sin: Tensor, position: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor,
+    scratch: Scratch, *, n_heads: int, scale: float, layout: str = "half", window: int | None = None, n_sinks: int = 0,
+    softcap: float | None = None, q_norm: Any = None, k_norm: Any = None,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale q K^T) V of one token: q (1, H, D), caches (G, capacity, D), n_stored (1,) int on the device, the
-    new token included. Equals ``ops.attend`` over the first n_stored keys."""
-    _, n_heads, d = q.shape
-    groups, capacity, _ = k_cache.shape
-    rows, n_parts = n_heads // groups, triton.cdiv(capacity, keys_a_stretch)
-    out = torch.empty_like(q)
-    parts = torch.empty((n_heads, n_parts, d), dtype=torch.float32, device=q.device)
-    tops, sums = (torch.empty((n_heads, n_parts), dtype=torch.float32, device=q.device) for _ in range(2))
-    _stretch[(groups, n_parts)](
-        q.contiguous(), k_cache, v_cache, n_stored, parts, tops, sums, capacity, scale, window or 0, n_sinks,
-        softcap or 1.0, ROWS=rows, D=d, KEYS=keys_a_stretch, TILE=32, WIDTH=triton.next_power_of_2(d),
-        HEADS=triton.next_power_of_2(rows), CAPPED=softcap is not None, WINDOWED=window is not None,
+    """softmax(scale rope(q) rope(K)^T) V of one token, which is stored on the way.
+
+    qkv (H D + 2 G D,) its projections, cos and sin (capacity, R) of every position, position (1,) int64 on the device,
+    caches (G, capacity, D), out (H D,). Equals ``ops.rotate``, an append and ``ops.attend`` over position + 1 keys.
+    """
+    groups, capacity, d = k_cache.shape
+    width, heads = triton.next_power_of_2(d), triton.next_power_of_2(n_heads // groups)
+    gain = (qkv, qkv, 0.0) if q_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps)
+    _attend[(groups, scratch.n_parts)](
+        qkv, cos, sin, position, k_cache, v_cache, scratch.parts, scratch.tops, scratch.sums, scratch.counts, out,
+        *gain, capacity, scale, window or 0, n_sinks, softcap or 1.0, H=n_heads, G=groups, D=d, R=cos.shape[1],
+        KEYS=scratch.keys, TILE=max(8, min(32, 8192 // (heads * width))), WIDTH=width, HEADS=heads,
+        PARTS=triton.next_power_of_2(scratch.n_parts), INTERLEAVED=layout == "interleaved", CAPPED=softcap is not None,
+        WINDOWED=window is not None, NORMED=q_norm is not None,
+        UNIT_OFFSET=q_norm is not None and q_norm.unit_offset,
     )  # fmt: skip
-    _merge[(n_heads,)](
-        parts, tops, sums, out, n_parts, D=d, WIDTH=triton.next_power_of_2(d), PARTS=triton.next_power_of_2(n_parts)
-    )
     return out

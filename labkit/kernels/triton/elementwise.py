@@ -58,20 +58,22 @@ def _rotate_append(
     c = tl.load(cos + t * R + pair, mask=turned, other=1.0).to(tl.float32)
     s = tl.load(sin + t * R + pair, mask=turned, other=0.0).to(tl.float32)
     s = tl.where(first, -s, s)
-    if head < H:
-        at = q + (t * H + head) * D
-        x = tl.load(at + d, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(at + partner, mask=inside, other=0.0).to(tl.float32)
-        tl.store(q_out + (t * H + head) * D + d, (x * c + y * s).to(q_out.dtype.element_ty), mask=inside)
-    elif head < H + G:
+    if head >= H + G:
+        held = tl.load(v + (t * G + head - H - G) * D + d, mask=inside, other=0.0)
+        to = v_cache + ((head - H - G) * capacity + position) * D
+        tl.store(to + d, held.to(v_cache.dtype.element_ty), mask=inside)
+        return
+    at = q + (t * H + head) * D
+    if head >= H:
         at = k + (t * G + head - H) * D
-        x = tl.load(at + d, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(at + partner, mask=inside, other=0.0).to(tl.float32)
-        to = k_cache + ((head - H) * capacity + position) * D
-        tl.store(to + d, (x * c + y * s).to(k_cache.dtype.element_ty), mask=inside)
+    x = tl.load(at + d, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(at + partner, mask=inside, other=0.0).to(tl.float32)
+    out = x * c + y * s
+    if head < H:
+        tl.store(q_out + (t * H + head) * D + d, out.to(q_out.dtype.element_ty), mask=inside)
     else:
-        x = tl.load(v + (t * G + head - H - G) * D + d, mask=inside, other=0.0)
-        tl.store(v_cache + ((head - H - G) * capacity + position) * D + d, x.to(v_cache.dtype.element_ty), mask=inside)
+        to = k_cache + ((head - H) * capacity + position) * D
+        tl.store(to + d, out.to(k_cache.dtype.element_ty), mask=inside)
 
 
 def rotate_append(

@@ -1,6 +1,9 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Greedy choice on the device: the next id is written where the next step reads it, and the host need not wait."""
+"""The two ends of a step on the device: a token's row of the embedding, and the greedy choice of the next token.
+
+The choice is written where the next step reads its token, and the position moves on: the host need not wait.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,39 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from labkit.kernels.triton.product import Matrix
+
+
+@triton.jit
+def _lookup(
+    table, scales, zeros, token, out, n_in, stride, n_groups, factor,
+    KIND: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.load(token).to(tl.int64)
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < n_in
+    if KIND == 4:
+        word = (row // 4) * stride + (cols // 64) * 64 + (row % 4) * 16 + cols % 16
+        q = (tl.load(table + word, mask=inside, other=0).to(tl.int32) >> (4 * ((cols % 64) // 16))) & 15
+        cell = ((row // 4) * n_groups + cols // GROUP) * 4 + row % 4
+        zero = tl.load(zeros + cell, mask=inside, other=0).to(tl.float32) if HAS_ZEROS else 8.0
+        y = (q.to(tl.float32) - zero) * tl.load(scales + cell, mask=inside, other=0.0).to(tl.float32)
+    else:
+        y = tl.load(table + row * stride + cols, mask=inside, other=0).to(tl.float32)
+        if KIND == 8:
+            y *= tl.load(scales + row)
+    tl.store(out + cols, (y * factor).to(out.dtype.element_ty), mask=inside)
+
+
+def lookup(table: Matrix, token: Tensor, out: Tensor, factor: float = 1.0) -> Tensor:
+    """Row ``token`` (1,) of the table, times ``factor``, into ``out`` (M,)."""
+    weight, scales, zeros, _ = table.addresses()
+    _lookup[(triton.cdiv(table.n_in, 512),)](
+        weight, scales, zeros, token, out, table.n_in, table.stride, table.n_groups, factor, KIND=table.kind,
+        GROUP=table.group, HAS_ZEROS=table.zeros is not None, BLOCK=512,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit
@@ -20,19 +56,28 @@ def _best_of_block(logits, best, where, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _best(best, where, out, n_blocks, n, BLOCK: tl.constexpr):
+def _best(best, where, token, position, history, n_blocks, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     v = tl.load(best + i, mask=i < n_blocks, other=float("-inf"))
     at = tl.load(where + i, mask=i < n_blocks, other=n)
-    tl.store(out, tl.min(tl.where(v == tl.max(v, axis=0), at, n), axis=0))
+    chosen = tl.min(tl.where(v == tl.max(v, axis=0), at, n), axis=0)
+    following = tl.load(position) + 1
+    tl.store(token, chosen)
+    tl.store(position, following)
+    tl.store(history + following, chosen)
 
 
-def argmax(logits: Tensor, out: Tensor) -> Tensor:
-    """The first index of the largest of logits (V,), into ``out`` (1,) int64 on the same device."""
-    n = logits.numel()
-    n_blocks = triton.cdiv(n, 1024)
-    best = torch.empty(n_blocks, dtype=torch.float32, device=logits.device)
-    where = torch.empty(n_blocks, dtype=torch.int64, device=logits.device)
-    _best_of_block[(n_blocks,)](logits.contiguous(), best, where, n, BLOCK=1024)
-    _best[(1,)](best, where, out, n_blocks, n, BLOCK=triton.next_power_of_2(n_blocks))
-    return out
+class Chooser:
+    """The first index of the largest logit becomes the next token."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str) -> None:
+        self.n_blocks = triton.cdiv(vocab_size, 1024)
+        self.best = torch.empty(self.n_blocks, dtype=torch.float32, device=device)
+        self.where = torch.empty(self.n_blocks, dtype=torch.int64, device=device)
+
+    def __call__(self, logits: Tensor, token: Tensor, position: Tensor, history: Tensor) -> None:
+        """From logits (V,): ``token`` (1,) int64, also at ``history[position + 1]``; ``position`` (1,) moves on."""
+        n = logits.numel()
+        _best_of_block[(self.n_blocks,)](logits, self.best, self.where, n, BLOCK=1024)
+        block = triton.next_power_of_2(self.n_blocks)
+        _best[(1,)](self.best, self.where, token, position, history, self.n_blocks, n, BLOCK=block)

@@ -1,10 +1,11 @@
-# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
-# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The ``cuda-graph`` backend: a decode step of static shapes, captured once and replayed as one launch.
 
-Everything that changes from step to step is read on the device: the token, its position, the number of stored keys.
-The step itself chooses the next token greedily, writes it where the next replay reads it and moves the position on, so
-``decode_many`` replays without the host waiting once; a sampler that needs the logits still can look at each step's.
+A layer is five launches: the normed projections to q, k and v; attention, which turns, stores and merges on the way;
+the output projection added to x; gate and up; and the down projection added to x.
+
+Everything that changes from step to step is read on the device: the token and its position. The step itself chooses
+the next token greedily, writes it where the next replay reads it and moves the position on, so ``decode_many`` replays
+without the host waiting once; a sampler that needs the logits still can look at each step's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kernels.triton import attention, elementwise, sampling
+from labkit.kernels.triton import attention, product, sampling
+from labkit.kernels.triton.prefill import prefill
+from labkit.kernels.triton.product import Matrix
 
 
 def why_not(transformer: Any, cache: Any) -> str | None:
@@ -28,8 +31,8 @@ def why_not(transformer: Any, cache: Any) -> str | None:
         plain = layer.norms == "pre" and hasattr(layer.ffn, "d_ff") and not hasattr(layer.ffn, "n_experts")
         if not plain or not layer.ffn.gated or layer.ffn.activation != "silu":
             return "only layers with norms before and a SiLU-gated FFN have a captured step."
-        if layer.attention.qk_norm is not None or layer.attention.rope is None:
-            return "query and key norms, and attention without rotary positions, have no captured step."
+        if layer.attention.qk_norm == "full" or layer.attention.rope is None:
+            return "query and key norms over all heads, and attention without rotary positions, have no captured step."
     if config.norm.kind != "rms" or transformer.positions is not None:
         return "only RMSNorm and rotary positions have a captured step."
     return None
@@ -42,19 +45,35 @@ class GraphStep:
 
     def __init__(self, transformer: Any, cache: Any) -> None:
         self.transformer, self.cache = transformer, cache
-        device = transformer.device
-        self.token = torch.zeros(1, dtype=torch.int64, device=device)
-        self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.n_stored = torch.ones(1, dtype=torch.int64, device=device)
+        config, device = transformer.config, transformer.device
+        head = transformer.head or getattr(transformer.embedding, "head", None)
+        self.table = _table(transformer.embedding)
+        self.head = self.table if head is None else Matrix.of(head)
+        self.layers = [_Layer(block, layer) for block, layer in zip(transformer.layers, config.layers, strict=True)]
+        self.token, self.position = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
         self.history = torch.zeros(cache.capacity_tokens + 1, dtype=torch.int64, device=device)
-        self.logits: Tensor | None = None
+
+        def room(n_values: int) -> Tensor:
+            return torch.empty(n_values, dtype=transformer.dtype, device=device)
+
+        self.x = room(config.d_model)
+        self.qkv = room(max(sum(m.n_out for m in layer.qkv) for layer in self.layers))
+        self.attended = room(max(layer.o.n_in for layer in self.layers))
+        self.hidden = room(max(layer.gate.n_out for layer in self.layers))
+        self.logits = room(config.vocab_size)
+        self._scratch: dict[Any, attention.Scratch] = {}
+        for layer in config.layers:
+            sizes = layer.attention.n_heads, layer.attention.n_kv_heads, layer.attention.d_head
+            if sizes not in self._scratch:
+                self._scratch[sizes] = attention.Scratch(*sizes, cache.capacity_tokens, device)
+        self._choose = sampling.Chooser(config.vocab_size, device)
         self._tables: dict[Any, tuple[Tensor, Tensor]] = {}
         self._slot = -1
         self._graph: Any = None
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if len(token_ids) > 1:
-            return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
+            return prefill(self.transformer, self.cache, token_ids, timer=timer, should_stop=should_stop)
         with timer("embed"):
             opened = self.transformer.begin(self.cache, 1, timer, should_stop)
             opened.check()
@@ -63,8 +82,7 @@ class GraphStep:
             self._place(token_ids)
             self._replay()
             self.cache.commit()
-        assert self.logits is not None
-        return self.logits.clone()
+        return self.logits[None].clone()
 
     def decode_many(self, token_ids: Tensor, n_new: int) -> Tensor:
         """Greedy ids of ``n_new`` steps that start from one token, without the host waiting between them."""
@@ -78,10 +96,8 @@ class GraphStep:
         return self.history[first + 1 : first + 1 + n_new]
 
     def _place(self, token_ids: Tensor) -> None:
-        n_past = self.cache.segments[0].n_past
         self.token.copy_(token_ids)
-        self.position.fill_(n_past)
-        self.n_stored.fill_(n_past + 1)
+        self.position.fill_(self.cache.segments[0].n_past)
 
     def _replay(self) -> None:
         if self.transformer.device.type != "cuda":
@@ -92,19 +108,18 @@ class GraphStep:
         self._graph.replay()
 
     def _capture(self) -> Any:
-        """Warm up on a side stream, as CUDA asks, then record; the counters are put back."""
-        kept = [t.clone() for t in (self.token, self.position, self.n_stored)]
+        """Compile and warm up on a side stream, as CUDA asks, then record; token and position are put back."""
+        kept = self.token.clone(), self.position.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
 
         def put_back() -> None:
-            for tensor, value in zip((self.token, self.position, self.n_stored), kept, strict=True):
-                tensor.copy_(value)
+            self.token.copy_(kept[0])
+            self.position.copy_(kept[1])
 
         with torch.cuda.stream(side):
-            for _ in range(2):
-                self._compute()
-                put_back()
+            self._compute()
+            put_back()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -114,7 +129,7 @@ class GraphStep:
 
     def _bind(self, opened: Any) -> None:
         """Rotary tables for every position, and this sequence's part of the cache; a new slot needs a new graph."""
-        slot = self.cache._slots[self.cache.segments[0].sequence_id]
+        slot = self.cache.slot_of(self.cache.segments[0].sequence_id)
         if slot != self._slot:
             self._slot, self._graph = slot, None
         if self._tables:
@@ -124,40 +139,48 @@ class GraphStep:
         for layer in self.transformer.config.layers:
             key = layer.attention.rope, layer.attention.d_head
             if key not in self._tables:
-                self._tables[key] = everywhere.angles(*key, torch.float32)
+                cos, sin = everywhere.angles(*key, torch.float32)
+                self._tables[key] = cos.contiguous(), sin.contiguous()
 
     def _compute(self) -> None:
         """One step, from the token's row of the embedding to the next token. No size or branch depends on data."""
-        transformer, config = self.transformer, self.transformer.config
-        x = transformer.embedding(self.token)
-        if config.embedding_scale != 1.0:
-            x = x * config.embedding_scale
-        angles = {key: tuple(t.index_select(0, self.position) for t in pair) for key, pair in self._tables.items()}
-        for idx, (block, layer) in enumerate(zip(transformer.layers, config.layers, strict=True)):
-            part, kind = block.attention, layer.attention
-            normed = _norm(block.attention_norm, x)
-            q = part.q_proj(normed).view(1, kind.n_heads, kind.d_head)
-            k = part.k_proj(normed).view(1, kind.n_kv_heads, kind.d_head)
-            v = part.v_proj(normed).view(1, kind.n_kv_heads, kind.d_head)
-            cos, sin = angles[kind.rope, kind.d_head]
+        config = self.transformer.config
+        sampling.lookup(self.table, self.token, self.x, config.embedding_scale)
+        for idx, layer in enumerate(self.layers):
+            kind, norms = layer.kind, layer.norms
+            product.project(self.x, layer.qkv, self.qkv, norm=norms[0])
             keys, values = (self.cache.store[idx][name][self._slot] for name in ("k", "v"))
-            q = elementwise.rotate_append(q, k, v, cos, sin, self.position, keys, values, layout=kind.rope.layout)
-            attended = attention.attend_one(
-                q, keys, values, self.n_stored, scale=part.scale, window=kind.window, n_sinks=kind.n_sinks,
-                softcap=kind.softcap,
+            attention.attend_one(
+                self.qkv, *self._tables[kind.rope, kind.d_head], self.position, keys, values, self.attended,
+                self._scratch[kind.n_heads, kind.n_kv_heads, kind.d_head], n_heads=kind.n_heads, scale=layer.scale,
+                layout=kind.rope.layout, window=kind.window, n_sinks=kind.n_sinks, softcap=kind.softcap,
+                q_norm=layer.head_norms[0], k_norm=layer.head_norms[1],
             )  # fmt: skip
-            x = x + part.o_proj(attended.view(1, -1))
-            normed = _norm(block.ffn_norm, x)
-            x = x + block.ffn.down_proj(elementwise.gate(block.ffn.gate_proj(normed), block.ffn.up_proj(normed)))
-        logits = transformer.logits(_norm(transformer.final_norm, x))
-        if self.logits is None:
-            self.logits = torch.empty_like(logits)
-        self.logits.copy_(logits)
-        sampling.argmax(self.logits, self.token)
-        self.position.add_(1)
-        self.n_stored.add_(1)
-        self.history.index_copy_(0, self.position, self.token)
+            product.project(self.attended, [layer.o], self.x, residual=self.x)
+            product.gated(self.x, layer.gate, layer.up, self.hidden, norm=norms[1])
+            product.project(self.hidden, [layer.down], self.x, residual=self.x)
+        product.project(self.x, [self.head], self.logits, norm=self.transformer.final_norm)
+        if config.logit_softcap is not None:
+            self.logits.copy_(config.logit_softcap * torch.tanh(self.logits / config.logit_softcap))
+        self._choose(self.logits, self.token, self.position, self.history)
 
 
-def _norm(module: Any, x: Tensor) -> Tensor:
-    return elementwise.rms_norm(x, module.weight, module.eps, unit_offset=module.unit_offset)
+class _Layer:
+    """One layer's weights as the kernels take them."""
+
+    def __init__(self, block: Any, layer: Any) -> None:
+        part, ffn = block.attention, block.ffn
+        self.kind, self.scale = layer.attention, part.scale
+        self.norms = block.attention_norm, block.ffn_norm
+        self.head_norms = (part.q_norm, part.k_norm) if self.kind.qk_norm else (None, None)
+        self.qkv = [Matrix.of(linear) for linear in (part.q_proj, part.k_proj, part.v_proj)]
+        self.o = Matrix.of(part.o_proj)
+        self.gate, self.up, self.down = (Matrix.of(linear) for linear in (ffn.gate_proj, ffn.up_proj, ffn.down_proj))
+
+
+def _table(embedding: Any) -> Matrix:
+    """The embedding as a matrix: its own weights, or those of the packed head that it shares."""
+    if hasattr(embedding, "head"):
+        return Matrix.of(embedding.head)
+    weight = embedding.weight
+    return Matrix(16, weight, weight, None, None, *weight.shape, 64)

@@ -1,0 +1,199 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+"""Products of one token with a layer's weights, as they are stored: bound by the bytes, so each is read once.
+
+    project   W g(x) of up to three matrices, one after the other     g: the RMSNorm before them, or nothing
+    add       x + W y, in place
+    gated     silu(Wg g(x)) * (Wu g(x))
+
+The norm costs no pass of its own: its mean is gathered along the way, and 1 / rms multiplies the finished sums.
+Weights are float32, bf16, float16, int8 rows or int4 panels (``dot``). Sums are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from labkit.kernels.triton.dot import TWO_23, dot_int4, dot_rows
+
+
+@triton.jit
+def _dot(
+    x, gain, w, s, z, tile, n_out, n_in, stride, n_groups, eps, two_23,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """The ``tile``-th ROWS rows of W times x: float32 (ROWS,). In int4 these are one panel or two."""
+    if KIND == 4:
+        PANELS: tl.constexpr = ROWS // 4
+        y = dot_int4(
+            x, gain, w, s, z, tile * PANELS, (n_out + 3) // 4, n_in, stride, n_groups, eps, two_23,
+            PANELS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+        )  # fmt: skip
+    else:
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        y = dot_rows(
+            x, gain, w + rows.to(tl.int64) * stride, s + rows, rows < n_out, n_in, eps,
+            ROWS, COLS, VEC, KIND == 8, NORMED, UNIT_OFFSET,
+        )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _project(
+    x, gain, residual, out, w0, s0, z0, b0, n0, w1, s1, z1, b1, n1, w2, s2, z2, b2, n2, n_in, stride, n_groups, eps,
+    two_23,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of one of up to three matrices, for one token: out (T, n0 + n1 + n2)."""
+    tile, t = tl.program_id(0), tl.program_id(1)
+    w, s, z, b, n_out, to = w0, s0, z0, b0, n0, n0 * 0
+    before = tl.cdiv(n0, ROWS)
+    if tile >= before:
+        tile -= before
+        before = tl.cdiv(n1, ROWS)
+        if tile < before:
+            w, s, z, b, n_out, to = w1, s1, z1, b1, n1, n0
+        else:
+            tile -= before
+            w, s, z, b, n_out, to = w2, s2, z2, b2, n2, n0 + n1
+    y = _dot(
+        x + t * n_in, gain, w, s, z, tile, n_out, n_in, stride, n_groups, eps, two_23,
+        KIND, ROWS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+    )  # fmt: skip
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    there = rows < n_out
+    if BIASED:
+        y += tl.load(b + rows, mask=there, other=0.0).to(tl.float32)
+    at = t * (n0 + n1 + n2) + to + rows
+    if ADDED:
+        y += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _gated(
+    x, gain, out, w0, s0, z0, b0, w1, s1, z1, b1, n_out, n_in, stride, n_groups, eps, two_23,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of the gate and the same of the up projection, and what becomes of them."""
+    tile = tl.program_id(0)
+    g = _dot(
+        x, gain, w0, s0, z0, tile, n_out, n_in, stride, n_groups, eps, two_23,
+        KIND, ROWS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+    )  # fmt: skip
+    u = _dot(
+        x, gain, w1, s1, z1, tile, n_out, n_in, stride, n_groups, eps, two_23,
+        KIND, ROWS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+    )  # fmt: skip
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    there = rows < n_out
+    if BIASED:
+        g += tl.load(b0 + rows, mask=there, other=0.0).to(tl.float32)
+        u += tl.load(b1 + rows, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + rows, (g / (1.0 + tl.exp(-g)) * u).to(out.dtype.element_ty), mask=there)
+
+
+class Matrix(NamedTuple):
+    """One matrix's weights as the kernels take them. ``kind``: 16 numbers, 8 int8 rows, 4 int4 panels."""
+
+    kind: int
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bias: Tensor | None
+    n_out: int
+    n_in: int
+    group: int
+
+    @classmethod
+    def of(cls, linear: Any) -> Matrix:
+        """From a plain, int8 or int4 linear layer."""
+        weight, n_out, n_in = linear.weight, linear.out_features, linear.in_features
+        kind = {"int8": 8, "int4": 4}.get(getattr(linear, "kind", ""), 16)
+        if kind == 4:
+            words = weight.view(torch.int16)
+            return cls(4, words, linear.scales, linear.zeros, linear.bias, n_out, n_in, linear.group_size)
+        scales = linear.scales if kind == 8 else weight
+        return cls(kind, weight, scales, None, linear.bias, n_out, n_in, 64)
+
+    @property
+    def stride(self) -> int:
+        """Elements from one row, or panel, to the next."""
+        return self.weight.stride(0)
+
+    @property
+    def n_groups(self) -> int:
+        return self.scales.shape[1] if self.kind == 4 else 0
+
+    def addresses(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weights, scales, zeros and bias; where there is none, something that is never read."""
+        return (
+            self.weight,
+            self.scales,
+            self.scales if self.zeros is None else self.zeros,
+            self.scales if self.bias is None else self.bias,
+        )
+
+
+class Tile(NamedTuple):
+    """How one program is cut: ``rows`` at once, ``cols`` a turn of its loop."""
+
+    rows: int
+    cols: int
+    warps: int
+
+
+def tile_for(kind: int, n_out: int, n_in: int) -> Tile:
+    """Wide enough that a program's first loads cover its rows; few enough rows that every processor has work."""
+    if kind == 4:
+        blocks = min(triton.next_power_of_2(triton.cdiv(n_in, 64)), 64)
+        return Tile(4, 64 * blocks, max(1, blocks // 16))
+    a_load = 16 if kind == 8 else 8
+    cols = min(triton.next_power_of_2(n_in), 128 * a_load)
+    return Tile(8 if n_out > 4096 else 4, cols, max(1, min(4, cols // (32 * a_load))))
+
+
+def _norm_of(norm: Any, x: Tensor) -> tuple[Tensor, float, bool, bool]:
+    """Weight, eps, whether the weight is stored less 1, and whether there is a norm."""
+    return (x, 0.0, False, False) if norm is None else (norm.weight, norm.eps, norm.unit_offset, True)
+
+
+def project(
+    x: Tensor, matrices: Sequence[Matrix], out: Tensor, *, norm: Any = None, residual: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """``out`` (T, N of all) = W norm(x) (+ residual) for x (T, K), T small; out may be the residual itself."""
+    first = matrices[0]
+    rows, cols, warps = tile or tile_for(first.kind, first.n_out, first.n_in)
+    gain, eps, unit_offset, normed = _norm_of(norm, x)
+    three = [(*m.addresses(), m.n_out) for m in matrices]
+    three += [(*first.addresses(), 0)] * (3 - len(three))
+    grid = (sum(triton.cdiv(m.n_out, rows) for m in matrices), x.numel() // first.n_in)
+    _project[grid](
+        x, gain, out if residual is None else residual, out, *three[0], *three[1], *three[2], first.n_in, first.stride,
+        first.n_groups, eps, TWO_23, KIND=first.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=first.group,
+        HAS_ZEROS=first.zeros is not None, NORMED=normed, UNIT_OFFSET=unit_offset, BIASED=first.bias is not None,
+        ADDED=residual is not None, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def gated(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None, tile: Tile | None = None) -> Tensor:
+    """``out`` (d_ff,) = silu(Wg norm(x)) * (Wu norm(x)) of one token x (K,)."""
+    rows, cols, warps = tile or tile_for(gate.kind, gate.n_out, gate.n_in)
+    gain, eps, unit_offset, normed = _norm_of(norm, x)
+    _gated[(triton.cdiv(gate.n_out, rows),)](
+        x, gain, out, *gate.addresses(), *up.addresses(), gate.n_out, gate.n_in, gate.stride, gate.n_groups, eps,
+        TWO_23, KIND=gate.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=gate.group, HAS_ZEROS=gate.zeros is not None, NORMED=normed,
+        UNIT_OFFSET=unit_offset, BIASED=gate.bias is not None, num_warps=warps,
+    )  # fmt: skip
+    return out
