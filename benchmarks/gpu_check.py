@@ -140,11 +140,24 @@ def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new
         row[f"of bandwidth after {n_prompt}"] = round(model.nbytes / decode_s / limits["copy_bytes_s"], 3)
         row[f"prefill tok/s, {n_prompt}"] = round(n_prompt / prefill_s)
         row[f"of matmul, {n_prompt}"] = round(2 * n_linear * n_prompt / prefill_s / limits["matmul_flops_s"], 3)
-    done = labkit.Pipeline(model).generate(PROMPT, max_new_tokens=128, ignore_eos=True)
+    row["kernels, us a token"] = profile(lambda: step.decode_many(ids[:1], 16), 16)
+    labkit.Pipeline(model).generate(PROMPT, max_new_tokens=8, ignore_eos=True)
     done = labkit.Pipeline(model).generate(PROMPT, max_new_tokens=128, ignore_eos=True)
     row["tok/s through Pipeline"] = round(1 / median(done.trace.itl_s), 1)
     row["ttft ms through Pipeline"] = round(1e3 * done.trace.ttft_s, 2)
     return row
+
+
+def profile(function: Callable[[], Any], n_tokens: int) -> dict[str, float]:
+    """Microseconds of each kernel in one token, the largest first."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    with torch.inference_mode(), watch(activities=[ProfilerActivity.CUDA]) as seen:
+        function()
+        torch.cuda.synchronize()
+    found = {event.key[:40]: event.device_time_total / n_tokens for event in seen.key_averages()}
+    return {name: round(us, 1) for name, us in sorted(found.items(), key=lambda item: -item[1])[:8]}
 
 
 def main() -> None:

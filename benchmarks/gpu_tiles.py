@@ -40,10 +40,12 @@ SHAPES: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {
 }
 NORMED = ("qkv", "gated", "head")
 TILES = {
-    16: [(2, 1024, 4), (4, 512, 2), (4, 1024, 4), (4, 2048, 4), (8, 512, 2), (8, 1024, 4), (8, 2048, 8), (16, 512, 2)],
-    8: [(2, 1024, 2), (4, 1024, 2), (4, 1024, 4), (4, 2048, 4), (8, 1024, 2), (8, 1024, 4), (8, 2048, 4), (16, 1024, 4)],
-    4: [(4, 1024, 1), (4, 2048, 2), (4, 4096, 4), (4, 2048, 1), (8, 1024, 1), (8, 2048, 2), (8, 4096, 4), (8, 2048, 1)],
-}
+    16: [(2, 1024, 4), (4, 1024, 4), (4, 1024, 4, 3), (4, 512, 2), (2, 512, 2), (2, 2048, 4), (2, 512, 2, 4),
+         (1, 2048, 4)],
+    8: [(2, 1024, 2), (4, 1024, 2), (4, 1024, 4), (4, 2048, 4), (2, 2048, 4), (4, 512, 2), (2, 1024, 4), (4, 512, 1)],
+    4: [(4, 1024, 1), (4, 2048, 2), (4, 1024, 1, 2), (4, 4096, 4), (4, 2048, 2, 2), (4, 2048, 1), (4, 1024, 2)],
+}  # fmt: skip
+"""(rows, columns, warps, stages): see ``product.Tile``."""
 
 
 def matrix(kind: int, n_out: int, n_in: int, dtype: torch.dtype) -> Any:
@@ -57,10 +59,10 @@ def matrix(kind: int, n_out: int, n_in: int, dtype: torch.dtype) -> Any:
         weight = torch.randint(-127, 128, (n_out, n_in), device="cuda", dtype=torch.int8)
         return Matrix(8, weight, torch.rand(n_out, device="cuda"), None, None, n_out, n_in, 64)
     panels, blocks, groups = -(-n_out // 4), -(-n_in // 64), n_in // 32
-    words = torch.randint(-32768, 32767, (panels, blocks, 4, 16), device="cuda", dtype=torch.int16)
+    words = torch.randint(0, 256, (panels, blocks, 4, 32), device="cuda", dtype=torch.uint8)
     scales = torch.rand(panels, groups, 4, device="cuda").half()
     zeros = torch.randint(0, 16, (panels, groups, 4), device="cuda", dtype=torch.uint8)
-    return Matrix(4, words, scales, zeros, None, n_out, n_in, 32)
+    return Matrix.packed(words, scales, zeros, None, n_out, n_in, 32)
 
 
 def nbytes(matrices: list[Any]) -> int:
@@ -157,7 +159,7 @@ def main() -> None:
         ranked = sorted(took, key=took.__getitem__)
         rows.append({"shape": shape, "kind": kind, "product": case.name, "us": {str(t): took[t] for t in ranked}})
         share = case.nbytes / bandwidth * 1e6
-        line = ", ".join(f"{t} {took[t]:.1f}" for t in ranked)
+        line = ", ".join(f"{'/'.join(map(str, t))} {took[t]:.1f}" for t in ranked)
         print(f"{shape:13s} {kind:2d} {case.name:6s} limit {share:6.1f} us: {line}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -99,8 +99,8 @@ def _linear_int4(
     x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
 ) -> Tensor:
     if x.is_cuda and (kernels := _triton()) is not None:
-        words = weight.view(torch.int16)
-        return kernels.linear(kernels.Matrix(4, words, scales, zeros, bias, n_out, x.shape[-1], group_size), x)
+        matrix = kernels.Matrix.packed(weight, scales, zeros, bias, n_out, x.shape[-1], group_size)
+        return kernels.linear(matrix, x)
     dense = unpack_weight_int4(weight, scales, zeros, group_size, n_out, x.shape[-1]).to(x.dtype)
     return F.linear(x, dense, bias)
 

@@ -53,7 +53,7 @@ def gate(device):
 def attend_one(device):
     """Queries and the new key turned, the new entry stored, attention over all: against the same in plain PyTorch."""
     options = ({}, {"window": 7}, {"window": 40, "n_sinks": 2}, {"softcap": 5.0})
-    for n_past in (0, 31, 32, 89):
+    for n_past in (0, 63, 64, 89):
         for at, option in enumerate(options):
             layout, turned = ("half", 16) if at % 2 else ("interleaved", 8)
             qkv = torch.randn(6 + 2 + 2, 16, device=device)
@@ -101,11 +101,11 @@ def dense(form):
 
 def project(device):
     """Three matrices of different heights behind a norm, one added to a residual, and several tokens at once."""
-    for n_in in (96, 256, 1152):
+    for n_in in (96, 1152):
         norm = RMSNorm(n_in, Norm(eps=1e-5, unit_offset=n_in == 96)).to(device)
         norm.weight.normal_()
-        for forms in zip(*(linears(n_out, n_in, device) for n_out in (21, 8, 13)), strict=True):
-            x, residual = torch.randn(2, n_in, device=device), torch.randn(2, 21, device=device)
+        for forms in zip(*(linears(n_out, n_in, device) for n_out in (9, 4, 5)), strict=True):
+            x, residual = torch.randn(2, n_in, device=device), torch.randn(2, 9, device=device)
             matrices = [Matrix.of(form) for form in forms]
             wanted = torch.cat([F.linear(norm(x), dense(form), form.bias) for form in forms], dim=1)
             got = product.project(x, matrices, torch.full_like(wanted, torch.nan), norm=norm)
@@ -118,7 +118,7 @@ def gated(device):
     for n_in in (96, 1152):
         norm = RMSNorm(n_in, Norm(eps=1e-5)).to(device)
         norm.weight.normal_()
-        for gate, up in zip(linears(21, n_in, device), linears(21, n_in, device), strict=True):
+        for gate, up in zip(linears(9, n_in, device), linears(9, n_in, device), strict=True):
             x = torch.randn(n_in, device=device)
             g, u = (F.linear(norm(x), dense(form), form.bias) for form in (gate, up))
             got = product.gated(x, Matrix.of(gate), Matrix.of(up), torch.full_like(g, torch.nan), norm=norm)

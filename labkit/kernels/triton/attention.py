@@ -19,31 +19,69 @@ from torch import Tensor
 
 MAX_PARTS = 64
 """Stretches that are merged at once."""
+TILE = 64
+"""Keys that meet the queries in one product."""
+MIN_HEADS = 16
+"""Rows of the smallest product on the tensor cores."""
 
 
 @triton.jit
-def _turned(
-    base, d, in_d, c, s, gain, eps,
-    D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-):  # fmt: skip
-    """Heads that start at base (N, 1), normed where the model does so, and turned: out = x cos + sign x[partner] sin.
-
-    c, s (1, WIDTH) hold each dim's cosine and signed sine. (N, WIDTH) float32."""
+def _halves(base, gain, d, in_d, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr):
+    """Heads that start at base (N, 1): each dim, the dim it is turned with, and the norm's weights of both."""
     if INTERLEAVED:
         partner = d ^ 1
     else:
         partner = tl.where(d < R, d + R, d - R)
     partner = tl.where(d < 2 * R, partner, d)
-    x = tl.load(base + d, mask=in_d, other=0.0).to(tl.float32)
-    y = tl.load(base + partner, mask=in_d, other=0.0).to(tl.float32)
+    x = tl.load(base + d, mask=in_d, other=0.0)
+    y = tl.load(base + partner, mask=in_d, other=0.0)
+    g, h = x, y
+    if NORMED:
+        g, h = tl.load(gain + d, mask=in_d, other=0.0), tl.load(gain + partner, mask=in_d, other=0.0)
+    return x, y, g, h
+
+
+@triton.jit
+def _turned(x, y, g, h, c, s, eps, D: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+    """x cos + y sin, normed before where the model does so: (N, WIDTH) float32; s has the sign of each dim."""
+    x, y = x.to(tl.float32), y.to(tl.float32)
     if NORMED:
         shrink = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
-        g, h = tl.load(gain + d, mask=in_d, other=0.0), tl.load(gain + partner, mask=in_d, other=0.0)
         g, h = g.to(tl.float32), h.to(tl.float32)
         if UNIT_OFFSET:
             g, h = g + 1.0, h + 1.0
         x, y = x * shrink * g, y * shrink * h
     return x * c + y * s
+
+
+@triton.jit
+def _capped(scores, softcap):
+    """softcap tanh(scores / softcap)."""
+    e = tl.exp(-2.0 * tl.abs(scores / softcap))
+    return softcap * tl.where(scores < 0, -1.0, 1.0) * (1.0 - e) / (1.0 + e)
+
+
+@triton.jit
+def _absorb(asked, ks, vs, seen, top, total, mixed, scale, softcap, CAPPED: tl.constexpr):
+    """Online softmax: what one tile of keys adds to the running maximum, sum and mix of each head."""
+    scores = tl.dot(asked, tl.trans(ks), input_precision="ieee") * scale  # (HEADS, TILE)
+    if CAPPED:
+        scores = _capped(scores, softcap)
+    scores = tl.where(seen[None, :], scores, -1e30)
+    higher = tl.maximum(top, tl.max(scores, axis=1))
+    shrink = tl.exp(top - higher)
+    p = tl.where(seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
+    mixed = tl.dot(p.to(vs.dtype), vs, mixed * shrink[:, None], input_precision="ieee")
+    return higher, total * shrink + tl.sum(p, axis=1), mixed
+
+
+@triton.jit
+def _visible(keys, end, new, window, n_sinks, WINDOWED: tl.constexpr):
+    """Which of the stored keys the new token sees."""
+    seen = keys < end
+    if WINDOWED:
+        seen = seen & ((keys > new - window) | (keys < n_sinks))
+    return seen
 
 
 @triton.jit
@@ -63,23 +101,29 @@ def _attend(
         return
     d = tl.arange(0, WIDTH)[None, :]
     in_d = d < D
+    home = group.to(tl.int64) * capacity
+    end = tl.minimum(start + KEYS, new)  # the new token's own key comes after these
+    tile = tl.arange(0, TILE)
+    # Everything is asked for before anything is used.
     if INTERLEAVED:
         pair, first_half = d // 2, (d % 2) == 0
     else:
         pair, first_half = d % R, d < R
-    turns = d < 2 * R
-    c = tl.load(cos + new * R + pair, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + new * R + pair, mask=turns, other=0.0).to(tl.float32)
-    s = tl.where(first_half, -s, s)
-    rows = tl.arange(0, HEADS)[:, None]
+    c = tl.load(cos + new * R + pair, mask=d < 2 * R, other=1.0).to(tl.float32)
+    s = tl.load(sin + new * R + pair, mask=d < 2 * R, other=0.0).to(tl.float32)
+    rows, one = tl.arange(0, HEADS)[:, None], tl.arange(0, 1)[:, None]
     q_head = qkv + (group * ROWS + tl.where(rows < ROWS, rows, 0)) * D
-    q = _turned(q_head, d, in_d, c, s, q_gain, eps, D, R, INTERLEAVED, NORMED, UNIT_OFFSET)
-    one = tl.arange(0, 1)[:, None]
-    k_head = qkv + (H + group + one) * D
-    new_k = _turned(k_head, d, in_d, c, s, k_gain, eps, D, R, INTERLEAVED, NORMED, UNIT_OFFSET)
+    qx, qy, qg, qh = _halves(q_head, q_gain, d, in_d, D, R, INTERLEAVED, NORMED)
+    kx, ky, kg, kh = _halves(qkv + (H + group + one) * D, k_gain, d, in_d, D, R, INTERLEAVED, NORMED)
     new_v = tl.load(qkv + (H + G + group + one) * D + d, mask=in_d, other=0.0)
+    if KEYS == TILE:
+        there = (start + tile < end)[:, None] & in_d
+        ks = tl.load(k + (home + start + tile[:, None]) * D + d, mask=there, other=0.0)
+        vs = tl.load(v + (home + start + tile[:, None]) * D + d, mask=there, other=0.0)
+    s = tl.where(first_half, -s, s)
+    q = _turned(qx, qy, qg, qh, c, s, eps, D, NORMED, UNIT_OFFSET)
+    new_k = _turned(kx, ky, kg, kh, c, s, eps, D, NORMED, UNIT_OFFSET)
     new_k, new_v = new_k.to(k.dtype.element_ty), new_v.to(v.dtype.element_ty)
-    home = group.to(tl.int64) * capacity
     if new < start + KEYS:
         at = (home + new + one) * D + d
         tl.store(k + at, new_k, mask=in_d)
@@ -88,32 +132,30 @@ def _attend(
     top = tl.full((HEADS,), -1e30, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
     mixed = tl.zeros((HEADS, WIDTH), tl.float32)
-    end = tl.minimum(start + KEYS, new + 1)
-    first = start
-    if WINDOWED:
-        if start >= n_sinks:
-            first = tl.maximum(start, new + 1 - window)
-    for at_key in range(first, end, TILE):
-        keys = at_key + tl.arange(0, TILE)
-        seen = keys < end
+    asked = q.to(k.dtype.element_ty)
+    if KEYS == TILE:
+        seen = _visible(start + tile, end, new, window, n_sinks, WINDOWED)
+        top, total, mixed = _absorb(asked, ks, vs, seen, top, total, mixed, scale, softcap, CAPPED)
+    else:
+        first = start
         if WINDOWED:
-            seen = seen & ((keys > new - window) | (keys < n_sinks))
-        is_new = (keys == new)[:, None]
-        there = (seen & (keys < new))[:, None] & in_d
-        at = (home + keys[:, None]) * D + d
-        ks = tl.load(k + at, mask=there, other=0.0).to(tl.float32)
-        vs = tl.load(v + at, mask=there, other=0.0).to(tl.float32)
-        ks, vs = tl.where(is_new, new_k, ks), tl.where(is_new, new_v, vs)
-        scores = tl.sum(q[:, None, :] * ks[None, :, :], axis=2) * scale  # (HEADS, TILE)
+            if start >= n_sinks:
+                first = tl.maximum(start, new + 1 - window)
+        for at_key in tl.range(first, end, TILE, num_stages=2):
+            keys = at_key + tile
+            at, there = (home + keys[:, None]) * D + d, (keys < end)[:, None] & in_d
+            ks = tl.load(k + at, mask=there, other=0.0)
+            vs = tl.load(v + at, mask=there, other=0.0)
+            seen = _visible(keys, end, new, window, n_sinks, WINDOWED)
+            top, total, mixed = _absorb(asked, ks, vs, seen, top, total, mixed, scale, softcap, CAPPED)
+    if new < start + KEYS:
+        score = tl.sum(asked.to(tl.float32) * new_k, axis=1) * scale
         if CAPPED:
-            e = tl.exp(-2.0 * tl.abs(scores / softcap))
-            scores = softcap * tl.where(scores < 0, -1.0, 1.0) * (1.0 - e) / (1.0 + e)
-        scores = tl.where(seen[None, :], scores, -1e30)
-        higher = tl.maximum(top, tl.max(scores, axis=1))
-        shrink = tl.exp(top - higher)
-        p = tl.where(seen[None, :], tl.exp(scores - higher[:, None]), 0.0)
-        total = total * shrink + tl.sum(p, axis=1)
-        mixed = mixed * shrink[:, None] + tl.sum(p[:, :, None] * vs[None, :, :], axis=1)
+            score = _capped(score, softcap)
+        higher = tl.maximum(top, score)
+        shrink, p = tl.exp(top - higher), tl.exp(score - higher)
+        total = total * shrink + p
+        mixed = mixed * shrink[:, None] + p[:, None] * new_v
         top = higher
     heads = tl.arange(0, HEADS)
     slot = (group * ROWS + heads) * PARTS + stretch
@@ -128,23 +170,25 @@ def _attend(
         tl.store(counts + group, 0)
         part = tl.arange(0, PARTS)
         left = part < n_parts
-        for row in range(ROWS):
+        merged = tl.zeros((HEADS, WIDTH), tl.float32)
+        for row in tl.static_range(ROWS):
             at_part = (group * ROWS + row) * PARTS + part
             peak = tl.load(tops + at_part, mask=left, other=-1e30, cache_modifier=".cg")
+            summed = tl.load(sums + at_part, mask=left, other=0.0, cache_modifier=".cg")
+            there = left[:, None] & in_d
+            piece = tl.load(parts + at_part[:, None] * D + d, mask=there, other=0.0, cache_modifier=".cg")
             share = tl.where(left, tl.exp(peak - tl.max(peak, axis=0)), 0.0)
-            whole = tl.sum(share * tl.load(sums + at_part, mask=left, other=0.0, cache_modifier=".cg"), axis=0)
-            piece = tl.load(
-                parts + at_part[:, None] * D + d, mask=left[:, None] & in_d, other=0.0, cache_modifier=".cg"
-            )
-            y = tl.sum(piece * share[:, None], axis=0)[None, :] / whole
-            tl.store(out + (group * ROWS + row) * D + d, y.to(out.dtype.element_ty), mask=in_d)
+            y = tl.sum(piece * share[:, None], axis=0)[None, :] / tl.sum(share * summed, axis=0)
+            merged = tl.where(rows == row, y, merged)
+        at = (group * ROWS + rows) * D + d
+        tl.store(out + at, merged.to(out.dtype.element_ty), mask=(rows < ROWS) & in_d)
 
 
 class Scratch:
     """What the stretches leave for whoever merges them; made once for all layers of a step."""
 
     def __init__(self, n_heads: int, n_groups: int, d_head: int, capacity: int, device: Any) -> None:
-        self.keys = keys_a_stretch(capacity, n_groups)
+        self.keys = keys_a_stretch(capacity)
         self.n_parts = triton.cdiv(capacity, self.keys)
         padded = triton.next_power_of_2(self.n_parts)
         self.parts = torch.empty(n_heads * padded * d_head, dtype=torch.float32, device=device)
@@ -153,10 +197,9 @@ class Scratch:
         """How many programs of a group are done: zero between two launches."""
 
 
-def keys_a_stretch(capacity: int, n_groups: int) -> int:
-    """Short enough that about 256 programs share a full cache; at most MAX_PARTS stretches."""
-    wanted = max(32, capacity * n_groups // 256, triton.cdiv(capacity, MAX_PARTS))
-    return triton.next_power_of_2(wanted)
+def keys_a_stretch(capacity: int) -> int:
+    """One tile, unless there would be more than MAX_PARTS of them to merge."""
+    return triton.next_power_of_2(max(TILE, triton.cdiv(capacity, MAX_PARTS)))
 
 
 def attend_one(
@@ -170,12 +213,12 @@ def attend_one(
     caches (G, capacity, D), out (H D,). Equals ``ops.rotate``, an append and ``ops.attend`` over position + 1 keys.
     """
     groups, capacity, d = k_cache.shape
-    width, heads = triton.next_power_of_2(d), triton.next_power_of_2(n_heads // groups)
+    width, heads = max(16, triton.next_power_of_2(d)), max(MIN_HEADS, triton.next_power_of_2(n_heads // groups))
     gain = (qkv, qkv, 0.0) if q_norm is None else (q_norm.weight, k_norm.weight, q_norm.eps)
     _attend[(groups, scratch.n_parts)](
         qkv, cos, sin, position, k_cache, v_cache, scratch.parts, scratch.tops, scratch.sums, scratch.counts, out,
         *gain, capacity, scale, window or 0, n_sinks, softcap or 1.0, H=n_heads, G=groups, D=d, R=cos.shape[1],
-        KEYS=scratch.keys, TILE=max(8, min(32, 8192 // (heads * width))), WIDTH=width, HEADS=heads,
+        KEYS=scratch.keys, TILE=min(TILE, scratch.keys), WIDTH=width, HEADS=heads,
         PARTS=triton.next_power_of_2(scratch.n_parts), INTERLEAVED=layout == "interleaved", CAPPED=softcap is not None,
         WINDOWED=window is not None, NORMED=q_norm is not None,
         UNIT_OFFSET=q_norm is not None and q_norm.unit_offset,

@@ -4,7 +4,8 @@
 
 The int4 layout is ``labkit.quant.grid``'s: four rows a panel, 64 weights a block of 16 words whose nibble j of word i is
 weight 16 j + i. A nibble becomes a float without a conversion: or-ed where it stands into the mantissa of 2^23, it
-reads 2^23 + 16^j q, and 2^23 + 16^j z is taken off. On a GPU with much bandwidth int4 is bound by its instructions.
+reads 2^23 + 16^j q, and 2^23 + 16^j z is taken off; a byte likewise. On a GPU with much bandwidth packed weights are
+bound by such instructions, not by their bytes.
 """
 
 from __future__ import annotations
@@ -30,111 +31,147 @@ def _gained(x, gain, at, there, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr)
 
 
 @triton.jit
-def dot_rows(
-    x, gain, row_w, row_s, there, n_in, eps,
-    ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, SCALED: tl.constexpr, NORMED: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
-):  # fmt: skip
-    """Rows of numbers or of int8 with x: row_w (ROWS,) points at each row's first weight. (ROWS,) float32."""
-    total = tl.zeros((ROWS, COLS // VEC), tl.float32)
-    squares = tl.zeros((1, COLS // VEC), tl.float32)
-    for first in range(0, n_in, COLS):
-        cols = first + tl.arange(0, COLS // VEC)[None, :, None] * VEC + tl.arange(0, VEC)[None, None, :]
-        inside = cols < n_in
-        ws = tl.load(row_w[:, None, None] + cols, mask=there[:, None, None] & inside, other=0)
-        v, turned = _gained(x, gain, cols, inside, NORMED, UNIT_OFFSET)
-        if NORMED:
-            squares += tl.sum(v * v, axis=2)
-        total += tl.sum(ws.to(tl.float32) * turned, axis=2)
-    y = tl.sum(total, axis=1)
-    if SCALED:
-        y *= tl.load(row_s, mask=there, other=0.0)
-    if NORMED:
-        y *= 1.0 / tl.sqrt(tl.sum(squares) / n_in + eps)
-    return y
+def side_by_side(y0, y1, y2, y3, r):
+    """Four numbers as a vector, r (N,) saying which stands where."""
+    return tl.where(r < 2, tl.where(r == 0, y0, y1), tl.where(r == 2, y2, y3))
 
 
 @triton.jit
-def _dot_words(
-    row_w, row_s, row_z, v0, v1, v2, v3, group, inside, two_23, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr
-):
-    """One row's blocks with x: row_w (B, I, VEC) points at words, v0 ... v3 of that shape meet their nibbles. (B, I)."""
-    words = tl.load(row_w, mask=inside[:, :, None], other=0).to(tl.int32)
-    scale = tl.load(row_s + group, mask=inside, other=0.0).to(tl.float32)
-    low = tl.full(group.shape, 8.0, tl.float32)[:, :, None]
+def _dot_row(row_w, v, cols, inside, two_23, BYTES: tl.constexpr):
+    """One row's COLS weights with x: (COLS / VEC,)."""
+    held = tl.load(row_w + cols, mask=inside, other=0)
+    if BYTES:
+        w = ((held.to(tl.int32) & 0xFF) ^ (two_23 + 128)).to(tl.float32, bitcast=True) - 8388736.0
+    else:
+        w = held.to(tl.float32)
+    return tl.sum(w * v, axis=1)
+
+
+@triton.jit
+def dot_rows(
+    x, gain, w0, w1, w2, w3, n_in, eps, two_23,
+    N: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, BYTES: tl.constexpr,
+    NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """N of four rows of numbers, or of int8 with BYTES, that start at w0 ... w3, with x: four float32 sums."""
+    zero = tl.zeros((COLS // VEC,), tl.float32)
+    t0, t1, t2, t3, squares = zero, zero, zero, zero, zero
+    for first in tl.range(0, n_in, COLS, num_stages=STAGES):
+        cols = first + tl.arange(0, COLS // VEC)[:, None] * VEC + tl.arange(0, VEC)[None, :]
+        inside = cols < n_in
+        plain, v = _gained(x, gain, cols, inside, NORMED, UNIT_OFFSET)
+        if NORMED:
+            squares += tl.sum(plain * plain, axis=1)
+        t0 += _dot_row(w0, v, cols, inside, two_23, BYTES)
+        if N > 1:
+            t1 += _dot_row(w1, v, cols, inside, two_23, BYTES)
+        if N > 2:
+            t2 += _dot_row(w2, v, cols, inside, two_23, BYTES)
+            t3 += _dot_row(w3, v, cols, inside, two_23, BYTES)
+    y0, y1, y2, y3, shrink = tl.sum(t0), 0.0, 0.0, 0.0, 1.0
+    if N > 1:
+        y1 = tl.sum(t1)
+    if N > 2:
+        y2, y3 = tl.sum(t2), tl.sum(t3)
+    if NORMED:
+        shrink = 1.0 / tl.sqrt(tl.sum(squares) / n_in + eps)
+    return y0 * shrink, y1 * shrink, y2 * shrink, y3 * shrink
+
+
+@triton.jit
+def half_of(packed, r):
+    """The r-th of the four float16 in an int64, as float32."""
+    return ((packed >> (16 * r)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _dot_words(words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """Row R of a panel: words (B, I, VEC) int32, whose four nibbles meet v0 ... v3 of that shape. (B, I) float32.
+
+    s, z (B, I) hold the scales and zero points of all four rows; _late those of the block's second half, where that is
+    a group of its own."""
+    low = 8.0
     if HAS_ZEROS:
-        low = tl.load(row_z + group, mask=inside, other=0).to(tl.float32)[:, :, None]
+        low = ((z >> (8 * R)) & 0xFF).to(tl.float32)[:, :, None]
     q0 = ((words & 0x000F) | two_23).to(tl.float32, bitcast=True) - (low + 8388608.0)
     q1 = ((words & 0x00F0) | two_23).to(tl.float32, bitcast=True) - (low * 16.0 + 8388608.0)
     half = tl.sum(q0 * v0, axis=2) + tl.sum(q1 * v1, axis=2) * (1.0 / 16)
-    whole = tl.zeros(group.shape, tl.float32)
-    if GROUP == 32:  # the block's second half has a scale of its own
-        whole, half = half * scale, whole
-        scale = tl.load(row_s + group + 4, mask=inside, other=0.0).to(tl.float32)
+    scale = half_of(s, R)
+    if GROUP == 32:
         if HAS_ZEROS:
-            low = tl.load(row_z + group + 4, mask=inside, other=0).to(tl.float32)[:, :, None]
+            low = ((z_late >> (8 * R)) & 0xFF).to(tl.float32)[:, :, None]
     q2 = ((words & 0x0F00) | two_23).to(tl.float32, bitcast=True) - (low * 256.0 + 8388608.0)
     q3 = ((words & 0xF000) | two_23).to(tl.float32, bitcast=True) - (low * 4096.0 + 8388608.0)
-    half += tl.sum(q2 * v2, axis=2) * (1.0 / 256) + tl.sum(q3 * v3, axis=2) * (1.0 / 4096)
-    return whole + half * scale
+    late = tl.sum(q2 * v2, axis=2) * (1.0 / 256) + tl.sum(q3 * v3, axis=2) * (1.0 / 4096)
+    if GROUP == 32:
+        total = half * scale + late * half_of(s_late, R)
+    else:
+        total = (half + late) * scale
+    return total
 
 
 @triton.jit
-def _dot_panel(
-    at, s, z, v0, v1, v2, v3, group, inside, two_23, t0, t1, t2, t3, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr
-):
-    """The sums of a panel's four rows, moved on."""
-    t0 += _dot_words(at, s, z, v0, v1, v2, v3, group, inside, two_23, GROUP, HAS_ZEROS)
-    t1 += _dot_words(at + 16, s + 1, z + 1, v0, v1, v2, v3, group, inside, two_23, GROUP, HAS_ZEROS)
-    t2 += _dot_words(at + 32, s + 2, z + 2, v0, v1, v2, v3, group, inside, two_23, GROUP, HAS_ZEROS)
-    t3 += _dot_words(at + 48, s + 3, z + 3, v0, v1, v2, v3, group, inside, two_23, GROUP, HAS_ZEROS)
-    return t0, t1, t2, t3
+def _panel(w, s, z, cols, group, inside, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """A panel's words of four rows, and its scales and zero points: all asked for before any is used."""
+    there = inside[:, :, None]
+    w0 = tl.load(w + cols, mask=there, other=0)
+    w1 = tl.load(w + cols + 16, mask=there, other=0)
+    w2 = tl.load(w + cols + 32, mask=there, other=0)
+    w3 = tl.load(w + cols + 48, mask=there, other=0)
+    scale = tl.load(s + group, mask=inside, other=0)
+    zero, late, zero_late = scale, scale, scale
+    if HAS_ZEROS:
+        zero = tl.load(z + group, mask=inside, other=0)
+        zero_late = zero
+    if GROUP == 32:  # a block holds two groups
+        late = tl.load(s + group + 1, mask=inside, other=0)
+        if HAS_ZEROS:
+            zero_late = tl.load(z + group + 1, mask=inside, other=0)
+    return w0, w1, w2, w3, scale, zero, late, zero_late
 
 
 @triton.jit
-def _side_by_side(t0, t1, t2, t3, r):
-    """Four sums as a vector (4,)."""
-    return tl.where(r < 2, tl.where(r == 0, tl.sum(t0), tl.sum(t1)), tl.where(r == 2, tl.sum(t2), tl.sum(t3)))
-
-
-@triton.jit
-def dot_int4(
-    x, gain, w, s, z, panel, n_panels, n_in, stride, n_groups, eps, two_23,
-    PANELS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+def dot_panels(
+    x, gain, w, s, z, w_other, s_other, z_other, n_in, eps, two_23,
+    N: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """One or two panels with x: a thread reads its part of x once for all their rows. (4 PANELS,) float32."""
-    BLOCKS: tl.constexpr = COLS // 64
-    at_block = tl.arange(0, BLOCKS)[:, None] + 0 * tl.arange(0, 16 // VEC)[None, :]
+    """One panel or, with N = 2, two, with x: a thread reads its part of x once for all their rows.
+
+    w points at the first panel's words, s and z at its scales and zero points, four rows' in one number each. Two
+    vectors (4,) float32."""
+    at_block = tl.arange(0, COLS // 64)[:, None] + 0 * tl.arange(0, 16 // VEC)[None, :]
     i = tl.arange(0, 16 // VEC)[None, :, None] * VEC + tl.arange(0, VEC)[None, None, :]
-    zero = tl.zeros((BLOCKS, 16 // VEC), tl.float32)
-    t0, t1, t2, t3, u0, u1, u2, u3, squares = zero, zero, zero, zero, zero, zero, zero, zero, zero
-    cell = panel.to(tl.int64) * n_groups * 4
-    w, s, z = w + panel.to(tl.int64) * stride, s + cell, z + cell
-    for first in range(0, n_in, COLS):
+    none = tl.zeros((COLS // 64, 16 // VEC), tl.float32)
+    t0, t1, t2, t3, u0, u1, u2, u3, squares = none, none, none, none, none, none, none, none, none
+    for first in tl.range(0, n_in, COLS, num_stages=STAGES):
         block = first // 64 + at_block
         inside = block * 64 < n_in
-        cols = (block * 64)[:, :, None] + i
+        cols, group = (block * 64)[:, :, None] + i, (block * 64) // GROUP
+        w0, w1, w2, w3, a, b, c, d = _panel(w, s, z, cols, group, inside, GROUP, HAS_ZEROS)
+        if N == 2:
+            o0, o1, o2, o3, e, f, g, h = _panel(w_other, s_other, z_other, cols, group, inside, GROUP, HAS_ZEROS)
         s0, v0 = _gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
         s1, v1 = _gained(x, gain, cols + 16, cols + 16 < n_in, NORMED, UNIT_OFFSET)
         s2, v2 = _gained(x, gain, cols + 32, cols + 32 < n_in, NORMED, UNIT_OFFSET)
         s3, v3 = _gained(x, gain, cols + 48, cols + 48 < n_in, NORMED, UNIT_OFFSET)
         if NORMED:
             squares += tl.sum(s0 * s0 + s1 * s1 + s2 * s2 + s3 * s3, axis=2)
-        group = ((block * 64) // GROUP) * 4
-        t0, t1, t2, t3 = _dot_panel(
-            w + cols, s, z, v0, v1, v2, v3, group, inside, two_23, t0, t1, t2, t3, GROUP, HAS_ZEROS
-        )
-        if PANELS == 2:
-            here = inside & (panel + 1 < n_panels)
-            u0, u1, u2, u3 = _dot_panel(
-                w + stride + cols, s + n_groups * 4, z + n_groups * 4, v0, v1, v2, v3, group, here, two_23,
-                u0, u1, u2, u3, GROUP, HAS_ZEROS,
-            )  # fmt: skip
-    r = tl.arange(0, 4 * PANELS)
-    y = _side_by_side(t0, t1, t2, t3, r)
-    if PANELS == 2:
-        y = tl.where(r < 4, y, _side_by_side(u0, u1, u2, u3, r - 4))
+        t0 += _dot_words(w0.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
+        t1 += _dot_words(w1.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
+        t2 += _dot_words(w2.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
+        t3 += _dot_words(w3.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
+        if N == 2:
+            u0 += _dot_words(o0.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
+            u1 += _dot_words(o1.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
+            u2 += _dot_words(o2.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
+            u3 += _dot_words(o3.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
+    r = tl.arange(0, 4)
+    shrink = 1.0
     if NORMED:
-        y *= 1.0 / tl.sqrt(tl.sum(squares) / n_in + eps)
-    return y
+        shrink = 1.0 / tl.sqrt(tl.sum(squares) / n_in + eps)
+    y = side_by_side(tl.sum(t0), tl.sum(t1), tl.sum(t2), tl.sum(t3), r) * shrink
+    other = y
+    if N == 2:
+        other = side_by_side(tl.sum(u0), tl.sum(u1), tl.sum(u2), tl.sum(u3), r) * shrink
+    return y, other

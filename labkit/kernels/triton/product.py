@@ -20,37 +20,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.triton.dot import TWO_23, dot_int4, dot_rows
+from labkit.kernels.triton.dot import TWO_23, dot_panels, dot_rows, side_by_side
 
 
 @triton.jit
-def _dot(
-    x, gain, w, s, z, tile, n_out, n_in, stride, n_groups, eps, two_23,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-):  # fmt: skip
-    """The ``tile``-th ROWS rows of W times x: float32 (ROWS,). In int4 these are one panel or two."""
-    if KIND == 4:
-        PANELS: tl.constexpr = ROWS // 4
-        y = dot_int4(
-            x, gain, w, s, z, tile * PANELS, (n_out + 3) // 4, n_in, stride, n_groups, eps, two_23,
-            PANELS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
-        )  # fmt: skip
-    else:
-        rows = tile * ROWS + tl.arange(0, ROWS)
-        y = dot_rows(
-            x, gain, w + rows.to(tl.int64) * stride, s + rows, rows < n_out, n_in, eps,
-            ROWS, COLS, VEC, KIND == 8, NORMED, UNIT_OFFSET,
-        )  # fmt: skip
-    return y
+def _row(w, row, n_out, stride):
+    return w + tl.minimum(row, n_out - 1).to(tl.int64) * stride
 
 
 @triton.jit
 def _project(
     x, gain, residual, out, w0, s0, z0, b0, n0, w1, s1, z1, b1, n1, w2, s2, z2, b2, n2, n_in, stride, n_groups, eps,
     two_23,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one of up to three matrices, for one token: out (T, n0 + n1 + n2)."""
     tile, t = tl.program_id(0), tl.program_id(1)
@@ -64,11 +47,22 @@ def _project(
         else:
             tile -= before
             w, s, z, b, n_out, to = w2, s2, z2, b2, n2, n0 + n1
-    y = _dot(
-        x + t * n_in, gain, w, s, z, tile, n_out, n_in, stride, n_groups, eps, two_23,
-        KIND, ROWS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
-    )  # fmt: skip
     rows = tile * ROWS + tl.arange(0, ROWS)
+    if KIND == 4:
+        at, cell = tile.to(tl.int64) * stride, tile.to(tl.int64) * n_groups
+        y, _ = dot_panels(
+            x + t * n_in, gain, w + at, s + cell, z + cell, w, s, z, n_in, eps, two_23,
+            1, COLS, VEC, STAGES, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+        )  # fmt: skip
+    else:  # rows beyond the last are the last again: nobody stores what comes of them
+        y0, y1, y2, y3 = dot_rows(
+            x + t * n_in, gain, _row(w, tile * ROWS, n_out, stride), _row(w, tile * ROWS + 1, n_out, stride),
+            _row(w, tile * ROWS + 2, n_out, stride), _row(w, tile * ROWS + 3, n_out, stride), n_in, eps, two_23,
+            ROWS, COLS, VEC, STAGES, KIND == 8, NORMED, UNIT_OFFSET,
+        )  # fmt: skip
+        y = side_by_side(y0, y1, y2, y3, tl.arange(0, ROWS))
+        if KIND == 8:
+            y *= tl.load(s + rows, mask=rows < n_out, other=0.0)
     there = rows < n_out
     if BIASED:
         y += tl.load(b + rows, mask=there, other=0.0).to(tl.float32)
@@ -81,20 +75,29 @@ def _project(
 @triton.jit
 def _gated(
     x, gain, out, w0, s0, z0, b0, w1, s1, z1, b1, n_out, n_in, stride, n_groups, eps, two_23,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of the gate and the same of the up projection, and what becomes of them."""
+    """Two rows, or a panel, of the gate and the same of the up projection, in one pass over x."""
     tile = tl.program_id(0)
-    g = _dot(
-        x, gain, w0, s0, z0, tile, n_out, n_in, stride, n_groups, eps, two_23,
-        KIND, ROWS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
-    )  # fmt: skip
-    u = _dot(
-        x, gain, w1, s1, z1, tile, n_out, n_in, stride, n_groups, eps, two_23,
-        KIND, ROWS, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
-    )  # fmt: skip
     rows = tile * ROWS + tl.arange(0, ROWS)
+    if KIND == 4:
+        at, cell = tile.to(tl.int64) * stride, tile.to(tl.int64) * n_groups
+        g, u = dot_panels(
+            x, gain, w0 + at, s0 + cell, z0 + cell, w1 + at, s1 + cell, z1 + cell, n_in, eps, two_23,
+            2, COLS, VEC, STAGES, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+        )  # fmt: skip
+    else:
+        y0, y1, y2, y3 = dot_rows(
+            x, gain, _row(w0, tile * 2, n_out, stride), _row(w0, tile * 2 + 1, n_out, stride),
+            _row(w1, tile * 2, n_out, stride), _row(w1, tile * 2 + 1, n_out, stride), n_in, eps, two_23,
+            4, COLS, VEC, STAGES, KIND == 8, NORMED, UNIT_OFFSET,
+        )  # fmt: skip
+        first = tl.arange(0, ROWS) == 0
+        g, u = tl.where(first, y0, y1), tl.where(first, y2, y3)
+        if KIND == 8:
+            g *= tl.load(s0 + rows, mask=rows < n_out, other=0.0)
+            u *= tl.load(s1 + rows, mask=rows < n_out, other=0.0)
     there = rows < n_out
     if BIASED:
         g += tl.load(b0 + rows, mask=there, other=0.0).to(tl.float32)
@@ -120,10 +123,17 @@ class Matrix(NamedTuple):
         weight, n_out, n_in = linear.weight, linear.out_features, linear.in_features
         kind = {"int8": 8, "int4": 4}.get(getattr(linear, "kind", ""), 16)
         if kind == 4:
-            words = weight.view(torch.int16)
-            return cls(4, words, linear.scales, linear.zeros, linear.bias, n_out, n_in, linear.group_size)
+            return cls.packed(weight, linear.scales, linear.zeros, linear.bias, n_out, n_in, linear.group_size)
         scales = linear.scales if kind == 8 else weight
         return cls(kind, weight, scales, None, linear.bias, n_out, n_in, 64)
+
+    @classmethod
+    def packed(
+        cls, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, n_out: int, n_in: int, group: int
+    ) -> Matrix:
+        """int4 as ``quant.grid`` packs it. A group's four scales become one number to load, its zero points another."""
+        zeros = None if zeros is None else zeros.view(torch.int32)[..., 0]
+        return cls(4, weight.view(torch.int16), scales.view(torch.int64)[..., 0], zeros, bias, n_out, n_in, group)
 
     @property
     def stride(self) -> int:
@@ -145,21 +155,21 @@ class Matrix(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How one program is cut: ``rows`` at once, ``cols`` a turn of its loop."""
+    """How one program is cut: ``rows`` at once, ``cols`` a turn of its loop, ``stages`` turns' loads under way."""
 
     rows: int
     cols: int
     warps: int
+    stages: int = 1
 
 
 def tile_for(kind: int, n_out: int, n_in: int) -> Tile:
     """Wide enough that a program's first loads cover its rows; few enough rows that every processor has work."""
     if kind == 4:
-        blocks = min(triton.next_power_of_2(triton.cdiv(n_in, 64)), 64)
-        return Tile(4, 64 * blocks, max(1, blocks // 16))
-    a_load = 16 if kind == 8 else 8
-    cols = min(triton.next_power_of_2(n_in), 128 * a_load)
-    return Tile(8 if n_out > 4096 else 4, cols, max(1, min(4, cols // (32 * a_load))))
+        return Tile(4, 1024, 1)
+    if n_out > 16_384:
+        return Tile(4, 512, 2)
+    return Tile(2, 1024, 4)
 
 
 def _norm_of(norm: Any, x: Tensor) -> tuple[Tensor, float, bool, bool]:
@@ -173,14 +183,14 @@ def project(
 ) -> Tensor:  # fmt: skip
     """``out`` (T, N of all) = W norm(x) (+ residual) for x (T, K), T small; out may be the residual itself."""
     first = matrices[0]
-    rows, cols, warps = tile or tile_for(first.kind, first.n_out, first.n_in)
+    rows, cols, warps, stages = tile or tile_for(first.kind, first.n_out, first.n_in)
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     three = [(*m.addresses(), m.n_out) for m in matrices]
     three += [(*first.addresses(), 0)] * (3 - len(three))
     grid = (sum(triton.cdiv(m.n_out, rows) for m in matrices), x.numel() // first.n_in)
     _project[grid](
         x, gain, out if residual is None else residual, out, *three[0], *three[1], *three[2], first.n_in, first.stride,
-        first.n_groups, eps, TWO_23, KIND=first.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=first.group,
+        first.n_groups, eps, TWO_23, KIND=first.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), STAGES=stages, GROUP=first.group,
         HAS_ZEROS=first.zeros is not None, NORMED=normed, UNIT_OFFSET=unit_offset, BIASED=first.bias is not None,
         ADDED=residual is not None, num_warps=warps,
     )  # fmt: skip
@@ -189,11 +199,12 @@ def project(
 
 def gated(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None, tile: Tile | None = None) -> Tensor:
     """``out`` (d_ff,) = silu(Wg norm(x)) * (Wu norm(x)) of one token x (K,)."""
-    rows, cols, warps = tile or tile_for(gate.kind, gate.n_out, gate.n_in)
+    rows, cols, warps, stages = tile or tile_for(gate.kind, gate.n_out, gate.n_in)
+    rows = rows if gate.kind == 4 else 2
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     _gated[(triton.cdiv(gate.n_out, rows),)](
         x, gain, out, *gate.addresses(), *up.addresses(), gate.n_out, gate.n_in, gate.stride, gate.n_groups, eps,
-        TWO_23, KIND=gate.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=gate.group, HAS_ZEROS=gate.zeros is not None, NORMED=normed,
+        TWO_23, KIND=gate.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), STAGES=stages, GROUP=gate.group, HAS_ZEROS=gate.zeros is not None, NORMED=normed,
         UNIT_OFFSET=unit_offset, BIASED=gate.bias is not None, num_warps=warps,
     )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton.dot import half_of
 from labkit.kernels.triton.product import Matrix
 
 
@@ -26,9 +27,11 @@ def _lookup(
     if KIND == 4:
         word = (row // 4) * stride + (cols // 64) * 64 + (row % 4) * 16 + cols % 16
         q = (tl.load(table + word, mask=inside, other=0).to(tl.int32) >> (4 * ((cols % 64) // 16))) & 15
-        cell = ((row // 4) * n_groups + cols // GROUP) * 4 + row % 4
-        zero = tl.load(zeros + cell, mask=inside, other=0).to(tl.float32) if HAS_ZEROS else 8.0
-        y = (q.to(tl.float32) - zero) * tl.load(scales + cell, mask=inside, other=0.0).to(tl.float32)
+        cell = (row // 4) * n_groups + cols // GROUP
+        zero = 8.0
+        if HAS_ZEROS:
+            zero = ((tl.load(zeros + cell, mask=inside, other=0) >> (8 * (row % 4))) & 0xFF).to(tl.float32)
+        y = (q.to(tl.float32) - zero) * half_of(tl.load(scales + cell, mask=inside, other=0), (row % 4))
     else:
         y = tl.load(table + row * stride + cols, mask=inside, other=0).to(tl.float32)
         if KIND == 8:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton.dot import half_of
 from labkit.kernels.triton.product import Matrix, project
 
 FEW_TOKENS = 8
@@ -30,9 +31,11 @@ def _unpack(
     if KIND == 4:
         word = (wide // 4) * stride + (cols // 64) * 64 + (rows % 4) * 16 + cols % 16
         q = (tl.load(weight + word, mask=there, other=0).to(tl.int32) >> (4 * ((cols % 64) // 16))) & 15
-        cell = ((wide // 4) * n_groups + cols // GROUP) * 4 + rows % 4
-        zero = tl.load(zeros + cell, mask=there, other=0).to(tl.float32) if HAS_ZEROS else 8.0
-        y = (q.to(tl.float32) - zero) * tl.load(scales + cell, mask=there, other=0.0).to(tl.float32)
+        cell = (wide // 4) * n_groups + cols // GROUP
+        zero = 8.0
+        if HAS_ZEROS:
+            zero = ((tl.load(zeros + cell, mask=there, other=0) >> (8 * (rows % 4))) & 0xFF).to(tl.float32)
+        y = (q.to(tl.float32) - zero) * half_of(tl.load(scales + cell, mask=there, other=0), (rows % 4))
     else:
         y = tl.load(weight + wide * stride + cols, mask=there, other=0).to(tl.float32)
         y *= tl.load(scales + rows, mask=rows < n_out, other=0.0)
