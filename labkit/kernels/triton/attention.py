@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton.chain import await_previous, chained
+
 MAX_PARTS = 64
 """Stretches that are merged at once."""
 TILE = 64
@@ -90,11 +92,12 @@ def _attend(
     n_sinks, softcap,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, KEYS: tl.constexpr, TILE: tl.constexpr,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr, INTERLEAVED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    WINDOWED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One KV head and one stretch of KEYS keys, for the H / G query heads that share it."""
     ROWS: tl.constexpr = H // G
     group, stretch = tl.program_id(0), tl.program_id(1)
+    await_previous(CHAINED)
     new = tl.load(position).to(tl.int32)
     start = stretch * KEYS
     if start > new:
@@ -117,17 +120,16 @@ def _attend(
     kx, ky, kg, kh = _halves(qkv + (H + group + one) * D, k_gain, d, in_d, D, R, INTERLEAVED, NORMED)
     new_v = tl.load(qkv + (H + G + group + one) * D + d, mask=in_d, other=0.0)
     if KEYS == TILE:
-        there = (start + tile < end)[:, None] & in_d
-        ks = tl.load(k + (home + start + tile[:, None]) * D + d, mask=there, other=0.0)
-        vs = tl.load(v + (home + start + tile[:, None]) * D + d, mask=there, other=0.0)
+        stored = (start + tile < end)[:, None] & in_d
+        ks = tl.load(k + (home + start + tile[:, None]) * D + d, mask=stored, other=0.0)
+        vs = tl.load(v + (home + start + tile[:, None]) * D + d, mask=stored, other=0.0)
     s = tl.where(first_half, -s, s)
     q = _turned(qx, qy, qg, qh, c, s, eps, D, NORMED, UNIT_OFFSET)
     new_k = _turned(kx, ky, kg, kh, c, s, eps, D, NORMED, UNIT_OFFSET)
     new_k, new_v = new_k.to(k.dtype.element_ty), new_v.to(v.dtype.element_ty)
     if new < start + KEYS:
-        at = (home + new + one) * D + d
-        tl.store(k + at, new_k, mask=in_d)
-        tl.store(v + at, new_v, mask=in_d)
+        tl.store(k + (home + new + one) * D + d, new_k, mask=in_d)
+        tl.store(v + (home + new + one) * D + d, new_v, mask=in_d)
     new_k, new_v = new_k.to(tl.float32), new_v.to(tl.float32)
     top = tl.full((HEADS,), -1e30, tl.float32)
     total = tl.zeros((HEADS,), tl.float32)
@@ -143,9 +145,9 @@ def _attend(
                 first = tl.maximum(start, new + 1 - window)
         for at_key in tl.range(first, end, TILE, num_stages=2):
             keys = at_key + tile
-            at, there = (home + keys[:, None]) * D + d, (keys < end)[:, None] & in_d
-            ks = tl.load(k + at, mask=there, other=0.0)
-            vs = tl.load(v + at, mask=there, other=0.0)
+            at, in_tile = (home + keys[:, None]) * D + d, (keys < end)[:, None] & in_d
+            ks = tl.load(k + at, mask=in_tile, other=0.0)
+            vs = tl.load(v + at, mask=in_tile, other=0.0)
             seen = _visible(keys, end, new, window, n_sinks, WINDOWED)
             top, total, mixed = _absorb(asked, ks, vs, seen, top, total, mixed, scale, softcap, CAPPED)
     if new < start + KEYS:
@@ -175,13 +177,11 @@ def _attend(
             at_part = (group * ROWS + row) * PARTS + part
             peak = tl.load(tops + at_part, mask=left, other=-1e30, cache_modifier=".cg")
             summed = tl.load(sums + at_part, mask=left, other=0.0, cache_modifier=".cg")
-            there = left[:, None] & in_d
-            piece = tl.load(parts + at_part[:, None] * D + d, mask=there, other=0.0, cache_modifier=".cg")
+            piece = tl.load(parts + at_part[:, None] * D + d, mask=left[:, None] & in_d, other=0.0, cache_modifier=".cg")
             share = tl.where(left, tl.exp(peak - tl.max(peak, axis=0)), 0.0)
             y = tl.sum(piece * share[:, None], axis=0)[None, :] / tl.sum(share * summed, axis=0)
             merged = tl.where(rows == row, y, merged)
-        at = (group * ROWS + rows) * D + d
-        tl.store(out + at, merged.to(out.dtype.element_ty), mask=(rows < ROWS) & in_d)
+        tl.store(out + (group * ROWS + rows) * D + d, merged.to(out.dtype.element_ty), mask=(rows < ROWS) & in_d)
 
 
 class Scratch:
@@ -221,6 +221,6 @@ def attend_one(
         KEYS=scratch.keys, TILE=min(TILE, scratch.keys), WIDTH=width, HEADS=heads,
         PARTS=triton.next_power_of_2(scratch.n_parts), INTERLEAVED=layout == "interleaved", CAPPED=softcap is not None,
         WINDOWED=window is not None, NORMED=q_norm is not None,
-        UNIT_OFFSET=q_norm is not None and q_norm.unit_offset,
+        UNIT_OFFSET=q_norm is not None and q_norm.unit_offset, **chained(qkv.device),
     )  # fmt: skip
     return out

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from labkit.kernels.triton.chain import await_previous
+
 TWO_23 = 0x4B000000
 """The bits of the float 2^23. An argument, not a constant: mask and "or" are one instruction only with it in a register."""
 
@@ -37,9 +39,8 @@ def side_by_side(y0, y1, y2, y3, r):
 
 
 @triton.jit
-def _dot_row(row_w, v, cols, inside, two_23, BYTES: tl.constexpr):
-    """One row's COLS weights with x: (COLS / VEC,)."""
-    held = tl.load(row_w + cols, mask=inside, other=0)
+def _dot_row(held, v, two_23, BYTES: tl.constexpr):
+    """One row's weights (COLS / VEC, VEC) with x of that shape: (COLS / VEC,)."""
     if BYTES:
         w = ((held.to(tl.int32) & 0xFF) ^ (two_23 + 128)).to(tl.float32, bitcast=True) - 8388736.0
     else:
@@ -48,26 +49,45 @@ def _dot_row(row_w, v, cols, inside, two_23, BYTES: tl.constexpr):
 
 
 @triton.jit
+def _rows(w0, w1, w2, w3, cols, inside, N: tl.constexpr):
+    """The weights of N of four rows, asked for together."""
+    a = tl.load(w0 + cols, mask=inside, other=0)
+    b, c, d = a, a, a
+    if N > 1:
+        b = tl.load(w1 + cols, mask=inside, other=0)
+    if N > 2:
+        c = tl.load(w2 + cols, mask=inside, other=0)
+        d = tl.load(w3 + cols, mask=inside, other=0)
+    return a, b, c, d
+
+
+@triton.jit
 def dot_rows(
     x, gain, w0, w1, w2, w3, n_in, eps, two_23,
-    N: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, BYTES: tl.constexpr,
-    NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    N: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, BYTES: tl.constexpr, NORMED: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """N of four rows of numbers, or of int8 with BYTES, that start at w0 ... w3, with x: four float32 sums."""
-    zero = tl.zeros((COLS // VEC,), tl.float32)
-    t0, t1, t2, t3, squares = zero, zero, zero, zero, zero
-    for first in tl.range(0, n_in, COLS, num_stages=STAGES):
-        cols = first + tl.arange(0, COLS // VEC)[:, None] * VEC + tl.arange(0, VEC)[None, :]
-        inside = cols < n_in
-        plain, v = _gained(x, gain, cols, inside, NORMED, UNIT_OFFSET)
+    """N of four rows of numbers, or of int8 with BYTES, that start at w0 ... w3, with x: four float32 sums.
+
+    A turn's weights are asked for one turn ahead, the first before x is there."""
+    none = tl.zeros((COLS // VEC,), tl.float32)
+    t0, t1, t2, t3, squares = none, none, none, none, none
+    at = tl.arange(0, COLS // VEC)[:, None] * VEC + tl.arange(0, VEC)[None, :]
+    a, b, c, d = _rows(w0, w1, w2, w3, at, at < n_in, N)
+    await_previous(CHAINED)
+    for first in range(0, n_in, COLS):
+        cols = first + at
+        next_a, next_b, next_c, next_d = _rows(w0, w1, w2, w3, cols + COLS, cols + COLS < n_in, N)
+        plain, v = _gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
         if NORMED:
             squares += tl.sum(plain * plain, axis=1)
-        t0 += _dot_row(w0, v, cols, inside, two_23, BYTES)
+        t0 += _dot_row(a, v, two_23, BYTES)
         if N > 1:
-            t1 += _dot_row(w1, v, cols, inside, two_23, BYTES)
+            t1 += _dot_row(b, v, two_23, BYTES)
         if N > 2:
-            t2 += _dot_row(w2, v, cols, inside, two_23, BYTES)
-            t3 += _dot_row(w3, v, cols, inside, two_23, BYTES)
+            t2 += _dot_row(c, v, two_23, BYTES)
+            t3 += _dot_row(d, v, two_23, BYTES)
+        a, b, c, d = next_a, next_b, next_c, next_d
     y0, y1, y2, y3, shrink = tl.sum(t0), 0.0, 0.0, 0.0, 1.0
     if N > 1:
         y1 = tl.sum(t1)
@@ -86,10 +106,11 @@ def half_of(packed, r):
 
 @triton.jit
 def _dot_words(words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr):
-    """Row R of a panel: words (B, I, VEC) int32, whose four nibbles meet v0 ... v3 of that shape. (B, I) float32.
+    """Row R of a panel: words (B, I, VEC) int16, whose four nibbles meet v0 ... v3 of that shape. (B, I) float32.
 
     s, z (B, I) hold the scales and zero points of all four rows; _late those of the block's second half, where that is
     a group of its own."""
+    words = words.to(tl.int32)
     low = 8.0
     if HAS_ZEROS:
         low = ((z >> (8 * R)) & 0xFF).to(tl.float32)[:, :, None]
@@ -111,9 +132,10 @@ def _dot_words(words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.conste
 
 
 @triton.jit
-def _panel(w, s, z, cols, group, inside, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr):
-    """A panel's words of four rows, and its scales and zero points: all asked for before any is used."""
-    there = inside[:, :, None]
+def _panel(w, s, z, block, i, n_in, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr):
+    """The words of a panel's four rows in ``block`` (B, I), and their scales and zero points: asked for together."""
+    inside = block * 64 < n_in
+    there, cols, group = inside[:, :, None], (block * 64)[:, :, None] + i, (block * 64) // GROUP
     w0 = tl.load(w + cols, mask=there, other=0)
     w1 = tl.load(w + cols + 16, mask=there, other=0)
     w2 = tl.load(w + cols + 32, mask=there, other=0)
@@ -133,39 +155,46 @@ def _panel(w, s, z, cols, group, inside, GROUP: tl.constexpr, HAS_ZEROS: tl.cons
 @triton.jit
 def dot_panels(
     x, gain, w, s, z, w_other, s_other, z_other, n_in, eps, two_23,
-    N: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    N: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One panel or, with N = 2, two, with x: a thread reads its part of x once for all their rows.
 
     w points at the first panel's words, s and z at its scales and zero points, four rows' in one number each. Two
-    vectors (4,) float32."""
+    vectors (4,) float32. A turn's weights are asked for one turn ahead, the first before x is there."""
     at_block = tl.arange(0, COLS // 64)[:, None] + 0 * tl.arange(0, 16 // VEC)[None, :]
     i = tl.arange(0, 16 // VEC)[None, :, None] * VEC + tl.arange(0, VEC)[None, None, :]
     none = tl.zeros((COLS // 64, 16 // VEC), tl.float32)
     t0, t1, t2, t3, u0, u1, u2, u3, squares = none, none, none, none, none, none, none, none, none
-    for first in tl.range(0, n_in, COLS, num_stages=STAGES):
+    w0, w1, w2, w3, a, b, c, d = _panel(w, s, z, at_block, i, n_in, GROUP, HAS_ZEROS)
+    if N == 2:
+        o0, o1, o2, o3, e, f, g, h = _panel(w_other, s_other, z_other, at_block, i, n_in, GROUP, HAS_ZEROS)
+    await_previous(CHAINED)
+    for first in range(0, n_in, COLS):
         block = first // 64 + at_block
-        inside = block * 64 < n_in
-        cols, group = (block * 64)[:, :, None] + i, (block * 64) // GROUP
-        w0, w1, w2, w3, a, b, c, d = _panel(w, s, z, cols, group, inside, GROUP, HAS_ZEROS)
-        if N == 2:
-            o0, o1, o2, o3, e, f, g, h = _panel(w_other, s_other, z_other, cols, group, inside, GROUP, HAS_ZEROS)
+        ahead = block + COLS // 64
+        if N == 1:
+            n0, n1, n2, n3, na, nb, nc, nd = _panel(w, s, z, ahead, i, n_in, GROUP, HAS_ZEROS)
+        cols = (block * 64)[:, :, None] + i
         s0, v0 = _gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
         s1, v1 = _gained(x, gain, cols + 16, cols + 16 < n_in, NORMED, UNIT_OFFSET)
         s2, v2 = _gained(x, gain, cols + 32, cols + 32 < n_in, NORMED, UNIT_OFFSET)
         s3, v3 = _gained(x, gain, cols + 48, cols + 48 < n_in, NORMED, UNIT_OFFSET)
         if NORMED:
             squares += tl.sum(s0 * s0 + s1 * s1 + s2 * s2 + s3 * s3, axis=2)
-        t0 += _dot_words(w0.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
-        t1 += _dot_words(w1.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
-        t2 += _dot_words(w2.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
-        t3 += _dot_words(w3.to(tl.int32), a, b, c, d, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
-        if N == 2:
-            u0 += _dot_words(o0.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
-            u1 += _dot_words(o1.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
-            u2 += _dot_words(o2.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
-            u3 += _dot_words(o3.to(tl.int32), e, f, g, h, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
+        t0 += _dot_words(w0, a, b, c, d, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
+        t1 += _dot_words(w1, a, b, c, d, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
+        t2 += _dot_words(w2, a, b, c, d, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
+        t3 += _dot_words(w3, a, b, c, d, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
+        if N == 1:
+            w0, w1, w2, w3, a, b, c, d = n0, n1, n2, n3, na, nb, nc, nd
+        else:  # on its way while the other panel is worked on
+            w0, w1, w2, w3, a, b, c, d = _panel(w, s, z, ahead, i, n_in, GROUP, HAS_ZEROS)
+            u0 += _dot_words(o0, e, f, g, h, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
+            u1 += _dot_words(o1, e, f, g, h, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
+            u2 += _dot_words(o2, e, f, g, h, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
+            u3 += _dot_words(o3, e, f, g, h, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
+            o0, o1, o2, o3, e, f, g, h = _panel(w_other, s_other, z_other, ahead, i, n_in, GROUP, HAS_ZEROS)
     r = tl.arange(0, 4)
     shrink = 1.0
     if NORMED:

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton.chain import chained
 from labkit.kernels.triton.dot import TWO_23, dot_panels, dot_rows, side_by_side
 
 
@@ -32,8 +33,9 @@ def _row(w, row, n_out, stride):
 def _project(
     x, gain, residual, out, w0, s0, z0, b0, n0, w1, s1, z1, b1, n1, w2, s2, z2, b2, n2, n_in, stride, n_groups, eps,
     two_23,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr,
     GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one of up to three matrices, for one token: out (T, n0 + n1 + n2)."""
     tile, t = tl.program_id(0), tl.program_id(1)
@@ -52,13 +54,13 @@ def _project(
         at, cell = tile.to(tl.int64) * stride, tile.to(tl.int64) * n_groups
         y, _ = dot_panels(
             x + t * n_in, gain, w + at, s + cell, z + cell, w, s, z, n_in, eps, two_23,
-            1, COLS, VEC, STAGES, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+            1, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET, CHAINED,
         )  # fmt: skip
     else:  # rows beyond the last are the last again: nobody stores what comes of them
         y0, y1, y2, y3 = dot_rows(
             x + t * n_in, gain, _row(w, tile * ROWS, n_out, stride), _row(w, tile * ROWS + 1, n_out, stride),
             _row(w, tile * ROWS + 2, n_out, stride), _row(w, tile * ROWS + 3, n_out, stride), n_in, eps, two_23,
-            ROWS, COLS, VEC, STAGES, KIND == 8, NORMED, UNIT_OFFSET,
+            ROWS, COLS, VEC, KIND == 8, NORMED, UNIT_OFFSET, CHAINED,
         )  # fmt: skip
         y = side_by_side(y0, y1, y2, y3, tl.arange(0, ROWS))
         if KIND == 8:
@@ -75,8 +77,9 @@ def _project(
 @triton.jit
 def _gated(
     x, gain, out, w0, s0, z0, b0, w1, s1, z1, b1, n_out, n_in, stride, n_groups, eps, two_23,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, STAGES: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr,
     GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Two rows, or a panel, of the gate and the same of the up projection, in one pass over x."""
     tile = tl.program_id(0)
@@ -85,13 +88,13 @@ def _gated(
         at, cell = tile.to(tl.int64) * stride, tile.to(tl.int64) * n_groups
         g, u = dot_panels(
             x, gain, w0 + at, s0 + cell, z0 + cell, w1 + at, s1 + cell, z1 + cell, n_in, eps, two_23,
-            2, COLS, VEC, STAGES, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET,
+            2, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET, CHAINED,
         )  # fmt: skip
     else:
         y0, y1, y2, y3 = dot_rows(
             x, gain, _row(w0, tile * 2, n_out, stride), _row(w0, tile * 2 + 1, n_out, stride),
             _row(w1, tile * 2, n_out, stride), _row(w1, tile * 2 + 1, n_out, stride), n_in, eps, two_23,
-            4, COLS, VEC, STAGES, KIND == 8, NORMED, UNIT_OFFSET,
+            4, COLS, VEC, KIND == 8, NORMED, UNIT_OFFSET, CHAINED,
         )  # fmt: skip
         first = tl.arange(0, ROWS) == 0
         g, u = tl.where(first, y0, y1), tl.where(first, y2, y3)
@@ -155,21 +158,20 @@ class Matrix(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How one program is cut: ``rows`` at once, ``cols`` a turn of its loop, ``stages`` turns' loads under way."""
+    """How one program is cut: ``rows`` at once, ``cols`` a turn of its loop."""
 
     rows: int
     cols: int
     warps: int
-    stages: int = 1
 
 
 def tile_for(kind: int, n_out: int, n_in: int) -> Tile:
     """Wide enough that a program's first loads cover its rows; few enough rows that every processor has work."""
     if kind == 4:
         return Tile(4, 1024, 1)
-    if n_out > 16_384:
-        return Tile(4, 512, 2)
-    return Tile(2, 1024, 4)
+    if kind == 8:
+        return Tile(4, 512, 1) if n_out > 16_384 else Tile(4, 1024, 2)
+    return Tile(4, 512, 2) if n_out > 16_384 else Tile(2, 1024, 4)
 
 
 def _norm_of(norm: Any, x: Tensor) -> tuple[Tensor, float, bool, bool]:
@@ -183,28 +185,28 @@ def project(
 ) -> Tensor:  # fmt: skip
     """``out`` (T, N of all) = W norm(x) (+ residual) for x (T, K), T small; out may be the residual itself."""
     first = matrices[0]
-    rows, cols, warps, stages = tile or tile_for(first.kind, first.n_out, first.n_in)
+    rows, cols, warps = tile or tile_for(first.kind, first.n_out, first.n_in)
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     three = [(*m.addresses(), m.n_out) for m in matrices]
     three += [(*first.addresses(), 0)] * (3 - len(three))
     grid = (sum(triton.cdiv(m.n_out, rows) for m in matrices), x.numel() // first.n_in)
     _project[grid](
         x, gain, out if residual is None else residual, out, *three[0], *three[1], *three[2], first.n_in, first.stride,
-        first.n_groups, eps, TWO_23, KIND=first.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), STAGES=stages, GROUP=first.group,
+        first.n_groups, eps, TWO_23, KIND=first.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=first.group,
         HAS_ZEROS=first.zeros is not None, NORMED=normed, UNIT_OFFSET=unit_offset, BIASED=first.bias is not None,
-        ADDED=residual is not None, num_warps=warps,
+        ADDED=residual is not None, num_warps=warps, **chained(x.device),
     )  # fmt: skip
     return out
 
 
 def gated(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None, tile: Tile | None = None) -> Tensor:
     """``out`` (d_ff,) = silu(Wg norm(x)) * (Wu norm(x)) of one token x (K,)."""
-    rows, cols, warps, stages = tile or tile_for(gate.kind, gate.n_out, gate.n_in)
+    rows, cols, warps = tile or tile_for(gate.kind, gate.n_out, gate.n_in)
     rows = rows if gate.kind == 4 else 2
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     _gated[(triton.cdiv(gate.n_out, rows),)](
         x, gain, out, *gate.addresses(), *up.addresses(), gate.n_out, gate.n_in, gate.stride, gate.n_groups, eps,
-        TWO_23, KIND=gate.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), STAGES=stages, GROUP=gate.group, HAS_ZEROS=gate.zeros is not None, NORMED=normed,
-        UNIT_OFFSET=unit_offset, BIASED=gate.bias is not None, num_warps=warps,
+        TWO_23, KIND=gate.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=gate.group, HAS_ZEROS=gate.zeros is not None, NORMED=normed,
+        UNIT_OFFSET=unit_offset, BIASED=gate.bias is not None, num_warps=warps, **chained(x.device),
     )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton.chain import await_previous, chained
 from labkit.kernels.triton.dot import half_of
 from labkit.kernels.triton.product import Matrix
 
@@ -19,8 +20,9 @@ from labkit.kernels.triton.product import Matrix
 @triton.jit
 def _lookup(
     table, scales, zeros, token, out, n_in, stride, n_groups, factor,
-    KIND: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    await_previous(CHAINED)
     row = tl.load(token).to(tl.int64)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < n_in
@@ -44,13 +46,14 @@ def lookup(table: Matrix, token: Tensor, out: Tensor, factor: float = 1.0) -> Te
     weight, scales, zeros, _ = table.addresses()
     _lookup[(triton.cdiv(table.n_in, 512),)](
         weight, scales, zeros, token, out, table.n_in, table.stride, table.n_groups, factor, KIND=table.kind,
-        GROUP=table.group, HAS_ZEROS=table.zeros is not None, BLOCK=512,
+        GROUP=table.group, HAS_ZEROS=table.zeros is not None, BLOCK=512, **chained(out.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _best_of_block(logits, best, where, n, BLOCK: tl.constexpr):
+def _best_of_block(logits, best, where, n, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    await_previous(CHAINED)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(logits + at, mask=at < n, other=float("-inf")).to(tl.float32)
     top = tl.max(v, axis=0)
@@ -59,7 +62,8 @@ def _best_of_block(logits, best, where, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _best(best, where, token, position, history, n_blocks, n, BLOCK: tl.constexpr):
+def _best(best, where, token, position, history, n_blocks, n, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    await_previous(CHAINED)
     i = tl.arange(0, BLOCK)
     v = tl.load(best + i, mask=i < n_blocks, other=float("-inf"))
     at = tl.load(where + i, mask=i < n_blocks, other=n)
@@ -81,6 +85,8 @@ class Chooser:
     def __call__(self, logits: Tensor, token: Tensor, position: Tensor, history: Tensor) -> None:
         """From logits (V,): ``token`` (1,) int64, also at ``history[position + 1]``; ``position`` (1,) moves on."""
         n = logits.numel()
-        _best_of_block[(self.n_blocks,)](logits, self.best, self.where, n, BLOCK=1024)
-        block = triton.next_power_of_2(self.n_blocks)
-        _best[(1,)](self.best, self.where, token, position, history, self.n_blocks, n, BLOCK=block)
+        _best_of_block[(self.n_blocks,)](logits, self.best, self.where, n, BLOCK=1024, **chained(logits.device))
+        _best[(1,)](
+            self.best, self.where, token, position, history, self.n_blocks, n,
+            BLOCK=triton.next_power_of_2(self.n_blocks), **chained(logits.device),
+        )  # fmt: skip
