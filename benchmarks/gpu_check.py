@@ -144,7 +144,7 @@ def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new
     labkit.Pipeline(model).generate(PROMPT, max_new_tokens=8, ignore_eos=True)
     done = labkit.Pipeline(model).generate(PROMPT, max_new_tokens=128, ignore_eos=True)
     row["tok/s through Pipeline"] = round(1 / median(done.trace.itl_s), 1)
-    row["ttft ms through Pipeline"] = round(1e3 * done.trace.ttft_s, 2)
+    row["ttft ms through Pipeline"] = round(1e3 * (done.trace.ttft_s or 0.0), 2)
     return row
 
 

@@ -1,4 +1,4 @@
-"""Which tile is fastest for each one-token product on this GPU: where ``labkit.kernels.triton.product.tile_for`` is from.
+"""Which tile is fastest for each one-token product on this GPU: where ``triton.product.tile_for`` has its sizes from.
 
     python benchmarks/gpu_tiles.py [--shapes smollm2-135m llama-2-7b] [--kinds 16 8 4] [--json FILE]
 
@@ -65,21 +65,26 @@ def matrix(kind: int, n_out: int, n_in: int, dtype: torch.dtype) -> Any:
 
 
 def nbytes(matrices: list[Any]) -> int:
-    return sum(m.weight.nbytes + (m.scales.nbytes if m.kind != 16 else 0) + (m.zeros.nbytes if m.zeros is not None else 0)
-               for m in matrices)  # fmt: skip
+    scales = sum(m.scales.nbytes for m in matrices if m.kind != 16)
+    zeros = sum(m.zeros.nbytes for m in matrices if m.zeros is not None)
+    return sum(m.weight.nbytes for m in matrices) + scales + zeros
 
 
 class Case:
     """One product on several copies of its weights."""
 
-    def __init__(self, name: str, heights: tuple[int, ...], n_in: int, kind: int, dtype: torch.dtype, copies: int) -> None:
+    def __init__(
+        self, name: str, heights: tuple[int, ...], n_in: int, kind: int, dtype: torch.dtype, copies: int
+    ) -> None:
         twice = heights * 2 if name == "gated" else heights
         self.name = name
         self.copies = [[matrix(kind, n_out, n_in, dtype) for n_out in twice] for _ in range(copies)]
         self.x = torch.randn(n_in, device="cuda", dtype=dtype)
         self.out = torch.randn(sum(heights), device="cuda", dtype=dtype)
         weight = torch.ones(n_in, device="cuda", dtype=dtype)
-        self.norm = type("Norm", (), {"weight": weight, "eps": 1e-5, "unit_offset": False})() if name in NORMED else None
+        self.norm = (
+            type("Norm", (), {"weight": weight, "eps": 1e-5, "unit_offset": False})() if name in NORMED else None
+        )
         self.nbytes = nbytes(self.copies[0])
 
     def run(self, tile: Any, copies: int | None = None) -> None:
@@ -87,7 +92,8 @@ class Case:
 
         for matrices in self.copies[:copies]:
             if self.name == "gated":
-                product.gated(self.x, *matrices, self.out, norm=self.norm, tile=tile)
+                gate, up = matrices
+                product.gated(self.x, gate, up, self.out, norm=self.norm, tile=tile)
             else:
                 residual = None if self.norm else self.out
                 product.project(self.x, matrices, self.out, norm=self.norm, residual=residual, tile=tile)

@@ -110,9 +110,8 @@ class Sampler:
         """One token id from logits (V,). Raises ValueError when the logits are not numbers."""
         shaped = shape_logits(logits, self.sampling, self._seen)
         if self.sampling.temperature == 0.0:
-            on_cpu = shaped.device.type == "cpu"  # numpy's argmax takes a tenth of torch's; both let a NaN win
-            token_id = int(shaped.detach().numpy().argmax() if on_cpu else shaped.argmax())
-            if not math.isfinite(shaped[token_id].item()):
+            token_id, best = _largest(shaped)
+            if not math.isfinite(best):
                 raise ValueError(_NOT_FINITE)
         else:
             probabilities = shaped.softmax(0)
@@ -121,6 +120,16 @@ class Sampler:
             token_id = int(torch.multinomial(probabilities, 1, generator=self.generator))
         self.remember([token_id])
         return token_id
+
+
+def _largest(logits: Tensor) -> tuple[int, float]:
+    """Index and value of the largest; a NaN counts as the largest. On a GPU the host waits once, not twice."""
+    if logits.device.type == "cpu":  # numpy's argmax takes a tenth of torch's
+        token_id = int(logits.detach().numpy().argmax())
+        return token_id, logits[token_id].item()
+    value, index = logits.max(0)
+    token_id, best = torch.stack((index.double(), value.double())).tolist()
+    return int(token_id), best
 
 
 _NOT_FINITE = (

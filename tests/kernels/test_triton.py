@@ -12,6 +12,7 @@ import pytest
 import torch
 
 CASES = Path(__file__).with_name("triton_cases.py")
+COMPILE = Path(__file__).with_name("triton_compile.py")
 N_CASES = 10
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton, Linux only)"
@@ -33,6 +34,18 @@ def run(device, **variables):
 @needs_triton
 def test_every_kernel_in_the_interpreter():
     assert len(run("cpu", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")) == N_CASES
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", ["75", "90"])  # a T4, and what may launch a kernel before the last has ended
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(capability, tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(COMPILE), capability], capture_output=True, text=True, timeout=280, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    wanted = {"_project", "_gated", "_attend", "_unpack", "_lookup", "_best", "_rotate_append", "_rms_norm", "_gate"}
+    assert wanted <= set(done.stdout.split())
 
 
 @needs_triton

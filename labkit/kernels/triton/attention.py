@@ -1,5 +1,6 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# ruff: noqa: SIM102, SIM108 - compile-time choices, which Triton takes one at a time
 """Attention of one new token over a contiguous cache, from its projections to the mixed values, in one launch.
 
 The stored keys are cut into stretches that run side by side (Flash-Decoding). Every program turns its own queries; the
@@ -177,7 +178,9 @@ def _attend(
             at_part = (group * ROWS + row) * PARTS + part
             peak = tl.load(tops + at_part, mask=left, other=-1e30, cache_modifier=".cg")
             summed = tl.load(sums + at_part, mask=left, other=0.0, cache_modifier=".cg")
-            piece = tl.load(parts + at_part[:, None] * D + d, mask=left[:, None] & in_d, other=0.0, cache_modifier=".cg")
+            piece = tl.load(
+                parts + at_part[:, None] * D + d, mask=left[:, None] & in_d, other=0.0, cache_modifier=".cg"
+            )
             share = tl.where(left, tl.exp(peak - tl.max(peak, axis=0)), 0.0)
             y = tl.sum(piece * share[:, None], axis=0)[None, :] / tl.sum(share * summed, axis=0)
             merged = tl.where(rows == row, y, merged)
@@ -188,7 +191,7 @@ class Scratch:
     """What the stretches leave for whoever merges them; made once for all layers of a step."""
 
     def __init__(self, n_heads: int, n_groups: int, d_head: int, capacity: int, device: Any) -> None:
-        self.keys = keys_a_stretch(capacity)
+        self.keys = keys_a_stretch(capacity, n_groups)
         self.n_parts = triton.cdiv(capacity, self.keys)
         padded = triton.next_power_of_2(self.n_parts)
         self.parts = torch.empty(n_heads * padded * d_head, dtype=torch.float32, device=device)
@@ -197,9 +200,10 @@ class Scratch:
         """How many programs of a group are done: zero between two launches."""
 
 
-def keys_a_stretch(capacity: int) -> int:
-    """One tile, unless there would be more than MAX_PARTS of them to merge."""
-    return triton.next_power_of_2(max(TILE, triton.cdiv(capacity, MAX_PARTS)))
+def keys_a_stretch(capacity: int, n_groups: int) -> int:
+    """One tile, unless that makes far more programs than run at once, or more stretches than are merged at once."""
+    wanted = max(TILE, capacity * n_groups // 512, triton.cdiv(capacity, MAX_PARTS))
+    return triton.next_power_of_2(wanted)
 
 
 def attend_one(

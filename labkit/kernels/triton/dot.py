@@ -1,9 +1,10 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# ruff: noqa: SIM102, SIM108 - compile-time choices, which Triton takes one at a time
 """Dot products of one token with rows of weights, for the kernels of ``product``: plain, int8 and int4.
 
-The int4 layout is ``labkit.quant.grid``'s: four rows a panel, 64 weights a block of 16 words whose nibble j of word i is
-weight 16 j + i. A nibble becomes a float without a conversion: or-ed where it stands into the mantissa of 2^23, it
+The int4 layout is ``labkit.quant.grid``'s: four rows a panel, 64 weights a block of 16 words whose nibble j of word i
+is weight 16 j + i. A nibble becomes a float without a conversion: or-ed where it stands into the mantissa of 2^23, it
 reads 2^23 + 16^j q, and 2^23 + 16^j z is taken off; a byte likewise. On a GPU with much bandwidth packed weights are
 bound by such instructions, not by their bytes.
 """
@@ -16,7 +17,7 @@ import triton.language as tl
 from labkit.kernels.triton.chain import await_previous
 
 TWO_23 = 0x4B000000
-"""The bits of the float 2^23. An argument, not a constant: mask and "or" are one instruction only with it in a register."""
+"""The bits of the float 2^23. An argument, not a constant: in a register it makes mask and "or" one instruction."""
 
 
 @triton.jit
@@ -69,7 +70,7 @@ def dot_rows(
 ):  # fmt: skip
     """N of four rows of numbers, or of int8 with BYTES, that start at w0 ... w3, with x: four float32 sums.
 
-    A turn's weights are asked for one turn ahead, the first before x is there."""
+    The first turn's weights are asked for before x is there, the others one turn ahead."""
     none = tl.zeros((COLS // VEC,), tl.float32)
     t0, t1, t2, t3, squares = none, none, none, none, none
     at = tl.arange(0, COLS // VEC)[:, None] * VEC + tl.arange(0, VEC)[None, :]
@@ -77,7 +78,8 @@ def dot_rows(
     await_previous(CHAINED)
     for first in range(0, n_in, COLS):
         cols = first + at
-        next_a, next_b, next_c, next_d = _rows(w0, w1, w2, w3, cols + COLS, cols + COLS < n_in, N)
+        if not BYTES:
+            next_a, next_b, next_c, next_d = _rows(w0, w1, w2, w3, cols + COLS, cols + COLS < n_in, N)
         plain, v = _gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
         if NORMED:
             squares += tl.sum(plain * plain, axis=1)
@@ -87,7 +89,10 @@ def dot_rows(
         if N > 2:
             t2 += _dot_row(c, v, two_23, BYTES)
             t3 += _dot_row(d, v, two_23, BYTES)
-        a, b, c, d = next_a, next_b, next_c, next_d
+        if BYTES:  # unpacking fills the registers: no room for two turns
+            a, b, c, d = _rows(w0, w1, w2, w3, cols + COLS, cols + COLS < n_in, N)
+        else:
+            a, b, c, d = next_a, next_b, next_c, next_d
     y0, y1, y2, y3, shrink = tl.sum(t0), 0.0, 0.0, 0.0, 1.0
     if N > 1:
         y1 = tl.sum(t1)
@@ -105,7 +110,9 @@ def half_of(packed, r):
 
 
 @triton.jit
-def _dot_words(words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr):
+def _dot_words(
+    words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr
+):
     """Row R of a panel: words (B, I, VEC) int16, whose four nibbles meet v0 ... v3 of that shape. (B, I) float32.
 
     s, z (B, I) hold the scales and zero points of all four rows; _late those of the block's second half, where that is
@@ -118,8 +125,8 @@ def _dot_words(words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.conste
     q1 = ((words & 0x00F0) | two_23).to(tl.float32, bitcast=True) - (low * 16.0 + 8388608.0)
     half = tl.sum(q0 * v0, axis=2) + tl.sum(q1 * v1, axis=2) * (1.0 / 16)
     scale = half_of(s, R)
-    if GROUP == 32:
-        if HAS_ZEROS:
+    if HAS_ZEROS:
+        if GROUP == 32:
             low = ((z_late >> (8 * R)) & 0xFF).to(tl.float32)[:, :, None]
     q2 = ((words & 0x0F00) | two_23).to(tl.float32, bitcast=True) - (low * 256.0 + 8388608.0)
     q3 = ((words & 0xF000) | two_23).to(tl.float32, bitcast=True) - (low * 4096.0 + 8388608.0)
@@ -161,7 +168,7 @@ def dot_panels(
     """One panel or, with N = 2, two, with x: a thread reads its part of x once for all their rows.
 
     w points at the first panel's words, s and z at its scales and zero points, four rows' in one number each. Two
-    vectors (4,) float32. A turn's weights are asked for one turn ahead, the first before x is there."""
+    vectors (4,) float32. The first turn's weights are asked for before x is there."""
     at_block = tl.arange(0, COLS // 64)[:, None] + 0 * tl.arange(0, 16 // VEC)[None, :]
     i = tl.arange(0, 16 // VEC)[None, :, None] * VEC + tl.arange(0, VEC)[None, None, :]
     none = tl.zeros((COLS // 64, 16 // VEC), tl.float32)
@@ -188,12 +195,12 @@ def dot_panels(
         t3 += _dot_words(w3, a, b, c, d, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
         if N == 1:
             w0, w1, w2, w3, a, b, c, d = n0, n1, n2, n3, na, nb, nc, nd
-        else:  # on its way while the other panel is worked on
-            w0, w1, w2, w3, a, b, c, d = _panel(w, s, z, ahead, i, n_in, GROUP, HAS_ZEROS)
+        else:  # two panels fill the registers: no room for two turns
             u0 += _dot_words(o0, e, f, g, h, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)
             u1 += _dot_words(o1, e, f, g, h, v0, v1, v2, v3, two_23, 1, GROUP, HAS_ZEROS)
             u2 += _dot_words(o2, e, f, g, h, v0, v1, v2, v3, two_23, 2, GROUP, HAS_ZEROS)
             u3 += _dot_words(o3, e, f, g, h, v0, v1, v2, v3, two_23, 3, GROUP, HAS_ZEROS)
+            w0, w1, w2, w3, a, b, c, d = _panel(w, s, z, ahead, i, n_in, GROUP, HAS_ZEROS)
             o0, o1, o2, o3, e, f, g, h = _panel(w_other, s_other, z_other, ahead, i, n_in, GROUP, HAS_ZEROS)
     r = tl.arange(0, 4)
     shrink = 1.0

@@ -16,23 +16,16 @@ from labkit.kernels import ops
 from labkit.kernels.triton import elementwise
 from labkit.kernels.triton.product import Matrix
 from labkit.kernels.triton.unpack import unpack
-from labkit.model.embedding import embed
 
 
-def prefill(
-    transformer: Any, cache: Any, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]
-) -> Tensor:
+def prefill(transformer: Any, cache: Any, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
     """Logits (1, V) after the last of ``token_ids`` (T,), the next of the cache's one sequence."""
     config = transformer.config
     with timer("embed"):
         step = transformer.begin(cache, len(token_ids), timer, should_stop)
-        x = embed(
-            token_ids,
-            step.positions,
-            table=transformer.embedding,
-            position_table=None,
-            scale=config.embedding_scale,
-        )
+        x = transformer.embedding(token_ids)
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
     (segment,) = cache.segments
     slot = cache.slot_of(segment.sequence_id)
     for layer_idx, (block, layer) in enumerate(zip(transformer.layers, config.layers, strict=True)):

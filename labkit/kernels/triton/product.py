@@ -1,5 +1,6 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+
 """Products of one token with a layer's weights, as they are stored: bound by the bytes, so each is read once.
 
     project   W g(x) of up to three matrices, one after the other     g: the RMSNorm before them, or nothing
@@ -33,9 +34,9 @@ def _row(w, row, n_out, stride):
 def _project(
     x, gain, residual, out, w0, s0, z0, b0, n0, w1, s1, z1, b1, n1, w2, s2, z2, b2, n2, n_in, stride, n_groups, eps,
     two_23,
-    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr,
-    GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
-    CHAINED: tl.constexpr,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, VEC: tl.constexpr, GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, BIASED: tl.constexpr,
+    ADDED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one of up to three matrices, for one token: out (T, n0 + n1 + n2)."""
     tile, t = tl.program_id(0), tl.program_id(1)
@@ -132,7 +133,14 @@ class Matrix(NamedTuple):
 
     @classmethod
     def packed(
-        cls, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, n_out: int, n_in: int, group: int
+        cls,
+        weight: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        bias: Tensor | None,
+        n_out: int,
+        n_in: int,
+        group: int,
     ) -> Matrix:
         """int4 as ``quant.grid`` packs it. A group's four scales become one number to load, its zero points another."""
         zeros = None if zeros is None else zeros.view(torch.int32)[..., 0]
@@ -174,6 +182,19 @@ def tile_for(kind: int, n_out: int, n_in: int) -> Tile:
     return Tile(4, 512, 2) if n_out > 16_384 else Tile(2, 1024, 4)
 
 
+def _options(matrix: Matrix, x: Tensor) -> dict[str, Any]:
+    """What the weights' form decides, and how a kernel is launched: close after the one before it."""
+    return {
+        "KIND": matrix.kind,
+        "VEC": 16 // x.element_size(),
+        "GROUP": matrix.group,
+        "HAS_ZEROS": matrix.zeros is not None,
+        "BIASED": matrix.bias is not None,
+        "enable_fp_fusion": True,
+        **chained(x.device),
+    }
+
+
 def _norm_of(norm: Any, x: Tensor) -> tuple[Tensor, float, bool, bool]:
     """Weight, eps, whether the weight is stored less 1, and whether there is a norm."""
     return (x, 0.0, False, False) if norm is None else (norm.weight, norm.eps, norm.unit_offset, True)
@@ -192,9 +213,8 @@ def project(
     grid = (sum(triton.cdiv(m.n_out, rows) for m in matrices), x.numel() // first.n_in)
     _project[grid](
         x, gain, out if residual is None else residual, out, *three[0], *three[1], *three[2], first.n_in, first.stride,
-        first.n_groups, eps, TWO_23, KIND=first.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=first.group,
-        HAS_ZEROS=first.zeros is not None, NORMED=normed, UNIT_OFFSET=unit_offset, BIASED=first.bias is not None,
-        ADDED=residual is not None, num_warps=warps, **chained(x.device),
+        first.n_groups, eps, TWO_23, ROWS=rows, COLS=cols, num_warps=warps, NORMED=normed, UNIT_OFFSET=unit_offset,
+        ADDED=residual is not None, **_options(first, x),
     )  # fmt: skip
     return out
 
@@ -206,7 +226,6 @@ def gated(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None,
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     _gated[(triton.cdiv(gate.n_out, rows),)](
         x, gain, out, *gate.addresses(), *up.addresses(), gate.n_out, gate.n_in, gate.stride, gate.n_groups, eps,
-        TWO_23, KIND=gate.kind, ROWS=rows, COLS=cols, VEC=16 // x.element_size(), GROUP=gate.group, HAS_ZEROS=gate.zeros is not None, NORMED=normed,
-        UNIT_OFFSET=unit_offset, BIASED=gate.bias is not None, num_warps=warps, **chained(x.device),
+        TWO_23, ROWS=rows, COLS=cols, num_warps=warps, NORMED=normed, UNIT_OFFSET=unit_offset, **_options(gate, x),
     )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Products of several tokens with packed weights: a few read the packed form, many are worth unpacking it first, for the
-tensor cores.
+"""Products of several tokens with packed weights: a few tokens read the packed form, many are worth unpacking it
+first, for the tensor cores.
 """
 
 from __future__ import annotations
