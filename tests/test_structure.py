@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
 ROOM_OF_FILE = {"terminal": "cli", "launch": "cli", "doctor": "cli", "run": "pipeline"}
 """A room at the top of the package is several files: the command line, and the pipeline with the run it starts."""
 
-LEAVES = ("perf.timer", "perf.trace")
+LEAVES = ("perf.timer", "perf.trace", "perf.busy")
 """Files that anyone may import: one small room of their own inside ``perf``."""
 
 UI_ONLY = {"ipywidgets", "plotly", "anywidget", "IPython", "traitlets"}

@@ -2,7 +2,7 @@
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Attention over a contiguous cache in one pass: a tile of keys at a time, with a running maximum and sum.
 
-    attend         one token, a share of the keys (decode: each thread takes a share, ``merge`` puts them together)
+    attend         one token, a share of the keys (decode: cut into parts, ``merge`` puts them together)
     attend_block   consecutive tokens, all keys (prefill: each thread takes other tokens)
 
 After Dao et al., FlashAttention (arXiv 2205.14135), and Flash-Decoding for the shares.
@@ -41,11 +41,11 @@ LOWEST = np.float32(-1e30)
 
 
 @njit(**options)
-def attend(layer, numbers, q, n_stored, rank, n_threads, partial, scores):
-    """This thread's share of one token's attention: every head over a part of the keys it may see.
+def attend(layer, numbers, q, n_stored, part, n_parts, partial, scores):
+    """One part of one token's attention: every head over a share of the keys it may see.
 
     q (H, D) at an address, rotated; partial (H, D + 2) at an address: the unnormalised sum of values, the largest
-    score and the sum of exponentials, to be merged with the other threads'.
+    score and the sum of exponentials, to be merged with the other parts'.
     """
     d, rows = layer[D_HEAD], layer[N_HEADS] // layer[N_KV]
     bf16 = layer[CACHE_FORMAT] == BF16
@@ -56,7 +56,7 @@ def attend(layer, numbers, q, n_stored, rank, n_threads, partial, scores):
         low = n_stored - layer[WINDOW]
         sinks = min(layer[N_SINKS], low)
     n_seen = sinks + n_stored - low
-    first, end = n_seen * rank // n_threads, n_seen * (rank + 1) // n_threads
+    first, end = n_seen * part // n_parts, n_seen * (part + 1) // n_parts
     for head in range(layer[N_HEADS]):
         out, q_head = partial + 4 * (d + 2) * head, q + 4 * d * head
         _begin(out, d)
@@ -182,16 +182,16 @@ def _scores(bf16, keys, d, n, q, scores):
 
 
 @njit(**options)
-def merge(partials, stride, n_threads, n_heads, d, out):
-    """The threads' parts of attention (each (H, D + 2), ``stride`` bytes apart) to the heads' outputs (H, D)."""
+def merge(partials, stride, n_parts, n_heads, d, out):
+    """The parts of attention (each (H, D + 2), ``stride`` bytes apart) to the heads' outputs (H, D)."""
     y = floats(out, n_heads * d)
     for head in range(n_heads):
         top = LOWEST
-        for t in range(n_threads):
+        for t in range(n_parts):
             top = max(top, floats(partials + t * stride + 4 * (d + 2) * head, d + 2)[d])
         total = np.float32(0.0)
         y[head * d : (head + 1) * d] = 0.0
-        for t in range(n_threads):
+        for t in range(n_parts):
             part = floats(partials + t * stride + 4 * (d + 2) * head, d + 2)
             share = np.float32(math.exp(part[d] - top))
             total += share * part[d + 1]

@@ -127,6 +127,7 @@ class FusedStep:
         self._decode, self._prefill = team.compiled("decode"), team.compiled("prefill")
         self._plan = made = plan.plan(transformer)
         self._team = team.team(n_threads)
+        self._turnout = made.turnout
         self._layers = made.layers.copy()
         self._slot = -1
         self._kept: list[Tensor] = []
@@ -135,11 +136,11 @@ class FusedStep:
         _, _, cells = step.room(made.widest, n_att, self._team.n_threads)
         self._work = torch.zeros(cells + 16, dtype=torch.float32)
         self._phases = np.zeros(8, np.int64)
-        self._sizes = np.zeros(12, np.int64)
+        self._sizes = np.zeros(step.N_SIZES, np.int64)
         s = self._sizes
         s[[step.N_LAYERS, step.D_MODEL]] = len(self._layers), made.d_model
         s[[step.LAYER_NORM, step.FINAL_W, step.FINAL_B]] = made.layer_norm, *made.final_norm
-        s[[step.WIDEST, step.N_ATT]] = made.widest, n_att
+        s[[step.WIDEST, step.N_ATT, step.N_PARTS]] = made.widest, n_att, self._team.n_threads
         s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
         self._job = np.zeros(12, np.int64)
         job = self._job
@@ -149,7 +150,10 @@ class FusedStep:
 
     @property
     def reason(self) -> str:
-        return "prompts go through PyTorch's own products: faster on this processor" if self._prompt_by_torch else ""
+        notes = [self._turnout.note(self._team.n_threads)]
+        if self._prompt_by_torch:
+            notes.append("prompts go through PyTorch's own products: faster on this processor")
+        return "; ".join(note for note in notes if note)
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._prompt_by_torch and len(token_ids) >= FEW:
@@ -194,7 +198,7 @@ class FusedStep:
             work = self._room(n_new)
             job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
             self._phases[:] = 0
-            self._team.run(job)
+            self._turnout.run(self._team, job, alone=n_new == 1)
             self.cache.commit()
             tick = self._team.system.tick_s
             spent = zip(cell.PHASE_NAMES, self._phases.tolist(), strict=False)

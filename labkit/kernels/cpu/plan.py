@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.kernels.cpu.turnout import Turnout
+
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
 FP32, BF16, INT8, INT4 = FORMATS.values()
 LINEAR = 9
@@ -52,6 +54,7 @@ class Plan:
     final_norm: tuple[int, int]
     widest: int
     kept: list[Tensor] = field(default_factory=list)
+    turnout: Turnout = field(default_factory=Turnout)
     spare: Tensor | None = None
     """Working memory of the last prompt, for the next one."""
 

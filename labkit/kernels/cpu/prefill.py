@@ -65,6 +65,7 @@ from labkit.kernels.cpu.step import (
     N_ATT,
     N_LAYERS,
     N_NEW,
+    N_SIZES,
     N_THREADS,
     PHASES,
     POSITION,
@@ -118,8 +119,8 @@ def prefill(rank, team, job):
     """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives the last one's (V,)."""
     cells = carray(array_at(job), (12,), np.int64)
     n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
-    sizes = carray(array_at(cells[SIZES]), (12,), np.int64)
-    as_floats = carray(array_at(cells[SIZES]), (24,), np.float32)
+    sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
+    as_floats = carray(array_at(cells[SIZES]), (2 * N_SIZES,), np.float32)
     eps, cap = as_floats[2 * EPS_BITS], as_floats[2 * CAP_BITS]
     n_layers, m, past, n_new = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION], sizes[N_NEW]
     layer_norm = sizes[LAYER_NORM] != 0

@@ -59,8 +59,12 @@ SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 """Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
 FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
 """Cells of a job."""
-N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT = range(12)
-"""Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are."""
+N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT, N_PARTS = (
+    range(13)
+)
+"""Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are. N_PARTS: what one token's attention
+is cut into, whoever takes the parts; so that the sums do not depend on how many threads took them."""
+N_SIZES = 13
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
 PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache")
 SPINS = 2000
@@ -99,10 +103,10 @@ def decode(rank, team, job):
     """One token: job X holds its embedding (M,), LOGITS receives (V,). Every thread of the team calls it."""
     cells = carray(array_at(job), (12,), np.int64)
     n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
-    sizes = carray(array_at(cells[SIZES]), (12,), np.int64)
-    numbers_of_step = carray(array_at(cells[SIZES]), (24,), np.float32)
+    sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
+    numbers_of_step = carray(array_at(cells[SIZES]), (2 * N_SIZES,), np.float32)
     eps, cap = numbers_of_step[2 * EPS_BITS], numbers_of_step[2 * CAP_BITS]
-    n_layers, m, position = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION]
+    n_layers, m, position, n_parts = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION], sizes[N_PARTS]
     layer_norm = sizes[LAYER_NORM] != 0
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
@@ -124,7 +128,7 @@ def decode(rank, team, job):
     mine = work + 4 * (shared_cells + rank * private_cells)
     x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
     # scratch takes two widths: int16 activations, sums and steps
-    attended, scores, partial = mine + 6 * wide, mine + 7 * wide, mine + 7 * wide + 4 * attention.TILE
+    attended, scores = mine + 6 * wide, mine + 7 * wide
     first_partial, apart = work + 4 * shared_cells + 7 * wide + 4 * attention.TILE, 4 * private_cells
     stream = blocks.floats(x, m)
     stream[:] = blocks.floats(cells[X], m)
@@ -152,7 +156,9 @@ def decode(rank, team, job):
         elif layer[QK_NORM] == 2:
             blocks.norm(q, n_heads * d, layer[Q_NORM], 0, eps, layer_norm, q)
         blocks.turn(q, n_heads, d, layer, position)
-        if rank == n_threads - 1:  # the last share of the keys is this thread's: nobody else reads the new one
+        if (
+            rank == (n_parts - 1) % n_threads
+        ):  # the last part of the keys is this thread's: nobody else reads the new one
             blocks.floats(k, n_kv * d)[:] = blocks.floats(k_new, n_kv * d)
             if layer[QK_NORM] == 1:
                 for head in range(n_kv):
@@ -164,10 +170,12 @@ def decode(rank, team, job):
             blocks.append(layer[K_CACHE], layer, k, position)
             blocks.append(layer[V_CACHE], layer, v_new, position)
             at = charge(rank, phases, T_KV_CACHE, clock, at)
-        attention.attend(layer, floats[idx], q, position + 1, rank, n_threads, partial, scores)
+        for part in range(rank, n_parts, n_threads):
+            partial = first_partial + part * apart
+            attention.attend(layer, floats[idx], q, position + 1, part, n_parts, partial, scores)
         barrier(team, n_threads, give_way_at)
         # merge -> output projection
-        attention.merge(first_partial, apart, n_threads, n_heads, d, attended)
+        attention.merge(first_partial, apart, n_parts, n_heads, d, attended)
         first, end = share(m, 4, rank, n_threads)
         prepare(lin[O], attended, scratch)
         product(lin[O], attended, scratch, delta, first, end)

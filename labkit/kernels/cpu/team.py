@@ -39,6 +39,8 @@ from labkit.kernels.cpu.step import (
 PATIENCE_S = 2e-3
 """How long a thread looks for the next step before it goes to sleep: longer than a sampler takes."""
 MAX_THREADS = 64
+EACH = 1024
+"""A job's number in the sequence is a multiple of this, plus how many threads it is for: both are read at once."""
 
 
 @njit(**options)
@@ -46,8 +48,7 @@ def run(rank, team):
     """This thread's part of the job that the team's block points to."""
     job = atomic_read(team + 8 * JOB)
     cells = carray(array_at(job), (12,), np.int64)
-    if rank < cells[N_THREADS]:
-        call_job(cells[FUNCTION], rank, team, job)
+    call_job(cells[FUNCTION], rank, team, job)
 
 
 @njit(**options)
@@ -61,7 +62,8 @@ def serve(rank, team, seen, clock, give_way_at, patience):
             seen = now
             if atomic_read(team + 8 * JOB) == 0:
                 return -1
-            run(rank, team)
+            if rank < now % EACH:  # else the job is not this thread's to look at: the next one may be written there now
+                run(rank, team)
             spins, since = 0, ticks(clock)
             continue
         spins += 1
@@ -78,9 +80,9 @@ def serve(rank, team, seen, clock, give_way_at, patience):
 
 @njit(**options)
 def publish(team, job, n_threads):
-    """Announce a job; returns a bit for each thread that sleeps and must be woken."""
+    """Announce a job for so many threads; returns a bit for each that sleeps and must be woken."""
     atomic_swap(team + 8 * JOB, job)
-    atomic_add(team + 8 * SEQUENCE, 1)
+    atomic_swap(team + 8 * SEQUENCE, (atomic_read(team + 8 * SEQUENCE) // EACH + 1) * EACH + n_threads)
     asleep = 0
     for rank in range(1, n_threads):
         if atomic_swap(team + 8 * (PARKED + LINE * rank), 0) == 1:
@@ -133,12 +135,13 @@ class Team:
         for rank in range(1, n_threads):
             threading.Thread(target=self._work, args=(rank,), name=f"labkit-team-{rank}", daemon=True).start()
 
-    def run(self, job: np.ndarray) -> None:
-        """Run ``job`` on every thread; returns when all are done."""
-        job[CLOCK], job[GIVE_WAY], job[N_THREADS] = self.system.clock, self.system.give_way, self.n_threads
+    def run(self, job: np.ndarray, n_threads: int = 0) -> None:
+        """Run ``job`` on every thread, or on the first ``n_threads``; returns when all are done."""
+        n_threads = n_threads or self.n_threads
         with self._turn:
-            asleep = publish(self._at, job.ctypes.data, self.n_threads)
-            for rank in range(1, self.n_threads):
+            job[CLOCK], job[GIVE_WAY], job[N_THREADS] = self.system.clock, self.system.give_way, n_threads
+            asleep = publish(self._at, job.ctypes.data, n_threads)
+            for rank in range(1, n_threads):
                 if asleep >> rank & 1:
                     self._awake[rank].release()
             run(0, self._at)

@@ -1,0 +1,93 @@
+"""Fewer threads while others need the cores: when they are tried, when they stay, and that the tokens do not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit.kernels.cpu import fused, turnout
+from labkit.kernels.cpu.turnout import Turnout
+from labkit.perf.timer import NULL_TIMER
+from labkit.quant import Int4, Int8
+from tests.kernels.compare import cache_for, quantize
+from tests.kernels.families import long_config, random_model
+
+
+class Machine:
+    """A clock, a team whose step takes as long as the test says, and other programs' share of the cores."""
+
+    def __init__(self, monkeypatch, n_threads=2):
+        self.n_threads, self.now, self.share = n_threads, 100.0, 0.0
+        self.seconds = {n: 0.04 for n in range(1, n_threads + 1)}
+        self.asked = []
+        monkeypatch.setattr(turnout.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(turnout, "BusyWatch", lambda: self)
+
+    def __enter__(self):
+        return self
+
+    def so_far(self):
+        return self.share, 1.0
+
+    def run(self, job, n_threads=0):
+        n = n_threads or self.n_threads
+        self.asked.append(n)
+        self.now += self.seconds[n]
+
+    def steps(self, chooser, n, *, alone=True):
+        self.asked.clear()
+        for _ in range(n):
+            chooser.run(self, None, alone=alone)
+        return self.asked
+
+
+def test_a_quiet_machine_is_left_alone(monkeypatch):
+    machine, chooser = Machine(monkeypatch), Turnout()
+    assert set(machine.steps(chooser, 500)) == {2}
+    assert chooser.note(2) == ""
+
+
+def test_one_thread_less_stays_while_it_is_faster_and_others_are_busy(monkeypatch):
+    machine, chooser = Machine(monkeypatch), Turnout()
+    machine.share, machine.seconds = 0.4, {1: 0.08, 2: 0.12}
+    machine.steps(chooser, 100)
+    asked = machine.steps(chooser, 200)
+    assert asked.count(1) > 160  # the rest are looks at whether two have become faster again
+    assert asked.count(2) >= turnout.TRIAL_STEPS
+    assert chooser.note(2).startswith("1 of 2 threads")
+    machine.share, machine.seconds = 0.0, {1: 0.08, 2: 0.04}
+    machine.steps(chooser, 20)
+    assert set(machine.steps(chooser, 100)) == {2}
+
+
+def test_one_thread_less_that_is_slower_does_not_stay(monkeypatch):
+    machine, chooser = Machine(monkeypatch), Turnout()
+    machine.share, machine.seconds = 0.4, {1: 0.08, 2: 0.06}
+    asked = machine.steps(chooser, 400)
+    assert asked.count(1) < 80
+    assert asked.count(1) >= turnout.TRIAL_STEPS
+
+
+def test_a_prompt_takes_all_threads(monkeypatch):
+    machine, chooser = Machine(monkeypatch), Turnout()
+    machine.share, chooser.n_active = 0.9, 1
+    assert set(machine.steps(chooser, 50, alone=False)) == {2}
+
+
+@pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32)])
+def test_the_logits_do_not_depend_on_how_many_threads_take_a_step(weights):
+    """Bit for bit, numbers changing within a run: 300 tokens are several tiles of keys."""
+    transformer = quantize(random_model(long_config(4, 2, d_head=16)), weights)
+    ids, results = torch.arange(306) % 101, []
+    with torch.inference_mode():
+        for counts in ((3,) * 6, (1,) * 6, (2, 1, 3, 1, 3, 2)):
+            step = fused.FusedStep(transformer, cache_for(transformer, capacity=400), 3)
+            options = {"timer": NULL_TIMER, "should_stop": lambda: False}
+            step(ids[:300], **options)
+            logits = []
+            for n, token in zip(counts, ids[300:], strict=True):
+                step._turnout.n_active = n
+                logits.append(step(token[None], **options))
+            results.append(torch.cat(logits))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
