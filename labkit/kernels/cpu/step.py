@@ -62,8 +62,8 @@ FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, L
 N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT, N_PARTS = (
     range(13)
 )
-"""Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are. N_PARTS: what one token's attention
-is cut into, whoever takes the parts; so that the sums do not depend on how many threads took them."""
+"""Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are. N_PARTS: what one token's
+attention is cut into, whoever takes the parts, so that the sums do not depend on how many threads took them."""
 N_SIZES = 13
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
 PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache")

@@ -21,7 +21,7 @@ from labkit.kernels.cpu.platform import system
 from labkit.kernels.cpu.prefill import prefill
 from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, call_job, give_way, pause, ticks
+from labkit.kernels.cpu.simd import atomic_read, atomic_swap, call_job, give_way, pause, ticks
 from labkit.kernels.cpu.step import (
     CLOCK,
     FUNCTION,

@@ -1,9 +1,9 @@
 """How many of a team's threads take a decode step: all of them, or fewer while somebody else needs the cores.
 
 A step meets at some 150 barriers, so one thread that has lost its core to a browser or a notebook's server holds up
-all the others for a time slice. On two cores that costs more than the second thread brings. Whether it does is measured:
-when other processes are busy, a few steps are run with one thread less, and the faster number stays until they
-are done. The tokens are the same with any number (``step.N_PARTS``).
+all the others for a time slice. On two cores that can cost more than the second thread brings. Whether it does is
+measured: when other processes are busy, a few steps are run with one thread less, and the faster number stays until
+they are done. The tokens are the same with any number (``step.N_PARTS``).
 """
 
 from __future__ import annotations
