@@ -56,4 +56,9 @@ class Step:
     def check(self) -> None:
         """Raise Cancelled when the run was asked to stop: called between layers, so Stop is prompt."""
         if self.should_stop():
-            raise Cancelled
+            raise self.cancelled()
+
+    @staticmethod
+    def cancelled() -> Cancelled:
+        """For a backend that has stopped on its own way."""
+        return Cancelled()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 import torch
 
 from labkit.kernels import backends
 from labkit.kernels.cpu import choice, fused, linear, lookup
+from labkit.model.config import DenseFFN, GroupedAttention, ModelConfig, Rope, uniform
+from labkit.model.step import Cancelled
 from labkit.perf.timer import NULL_TIMER
 from labkit.quant import W8A8, Int4, Int8
 from tests.kernels.compare import cache_for, compare, dense_twin, quantize, run
@@ -101,19 +106,43 @@ def test_what_is_not_a_number_comes_out_as_such(weights, chunks):
     assert not logits.isfinite().any()
 
 
-@pytest.mark.parametrize("chunk_s", [1e-9, 1e9])
+@pytest.mark.parametrize("layer_s", [1e-9, 1e9])
 @pytest.mark.parametrize("weights", [None, W8A8(), Int4(group_size=32)], ids=str)
-def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, chunk_s):
+def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, layer_s):
     """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits."""
     transformer = quantize(random_model(long_config(4, 2, d_head=16)), weights)
+    monkeypatch.setattr(fused, "MAX_CHUNK", 96)
     ids = torch.arange(96 + 3 * 16 + 1) % transformer.config.vocab_size
     results, asked = [], []
     with torch.inference_mode():
-        for wanted_s in (chunk_s, None):
-            monkeypatch.setattr(fused, "FIRST_CHUNK", fused.FIRST_CHUNK if wanted_s else 1000)
-            monkeypatch.setattr(fused, "CHUNK_S", wanted_s or 1.0)
+        for first_chunk in (96, 1000):
+            monkeypatch.setattr(fused, "LAYER_S", layer_s)
             step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, capacity=200))
+            step._first_chunk = first_chunk
+            monkeypatch.setattr(step, "_heeding", lambda should_stop: contextlib.nullcontext())
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))
     assert torch.equal(*results)
-    assert asked.count(0) == (4 if chunk_s < 1 else 2)  # 96, 16, 16, and 17: never one alone; or 96 and 49
+    assert asked.count(0) == (4 if layer_s < 1 else 2)  # 96, 16, 16, and 17: never one alone; or 96 and 49
     assert asked.count(1) == 1
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_prompt_is_left_between_two_layers(n_threads):
+    """Asked to stop while the compiled function runs: it returns early, stores nothing, and the next run is right."""
+    layers = uniform(200, GroupedAttention(4, 2, 16, rope=Rope()), DenseFFN(96))
+    transformer = random_model(ModelConfig("llama", 101, 64, 512, layers))
+    ids, never = torch.arange(250) % 101, {"timer": NULL_TIMER, "should_stop": lambda: False}
+    with torch.inference_mode():
+        cache = cache_for(transformer, capacity=300)
+        step = fused.FusedStep(transformer, cache, n_threads)
+        whole = time.perf_counter()
+        wanted = step(ids, **never)
+        whole = time.perf_counter() - whole
+        cache.reset()
+        looks = []
+        with pytest.raises(Cancelled):
+            step(ids, timer=NULL_TIMER, should_stop=lambda: bool(looks.append(1)) or len(looks) > 1)
+        assert len(looks) == 2, "seen by whoever looks during the run, not before it"
+        assert cache.n_tokens() == 0
+        assert torch.equal(step(ids, **never), wanted)
+    assert whole > 2 * fused.HEED_EVERY_S, "too short to be stopped within: give it more layers"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -19,10 +20,14 @@ from torch import Tensor, nn
 
 from labkit.kernels.cpu import lookup
 
-FIRST_CHUNK, MIN_CHUNK, MAX_CHUNK = 96, 16, 256
-"""Tokens of a prompt that go through the model together: their activations stay near the cores."""
-CHUNK_S = 0.15
-"""How long a chunk should take: a run can be stopped between two of them, not within one."""
+MIN_CHUNK, MAX_CHUNK = 16, 256
+"""Tokens of a prompt that go through the model together: weights are read once for all of them."""
+LAYER_S = 0.1
+"""How long a chunk should be in a layer: a run can be stopped between two of them, not within one."""
+FIRST_RATE = 25e9
+"""Products a second that the first chunk's size counts on; from then on the machine's own speed is known."""
+HEED_EVERY_S, HEEDED_TOKENS = 0.02, 32
+"""How often, during a prompt of so many tokens, somebody looks whether the run is to be stopped."""
 
 
 FEW = 8
@@ -113,6 +118,16 @@ def why_not_cache(cache: Any) -> str | None:
     return None
 
 
+def weights_a_layer(transformer: Any) -> int:
+    """In the linear layers of one block."""
+    linears = [m for m in transformer.layers[0].modules() if hasattr(m, "in_features")]
+    return sum(int(m.in_features) * int(m.out_features) for m in linears)
+
+
+def _clamp(n_tokens: float) -> int:
+    return int(min(max(n_tokens, MIN_CHUNK), MAX_CHUNK))
+
+
 class FusedStep:
     """``step(token_ids, timer=..., should_stop=...)`` of one run: one token, or a prompt in chunks."""
 
@@ -130,6 +145,7 @@ class FusedStep:
         self._turnout = made.turnout
         self._layers = made.layers.copy()
         self._slot = -1
+        self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
         self._kept: list[Tensor] = []
         self._bound = False
         n_att = max(int(row[plan.N_HEADS] * (row[plan.D_HEAD] + 2)) for row in self._layers)
@@ -158,7 +174,7 @@ class FusedStep:
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._prompt_by_torch and len(token_ids) >= FEW:
             return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
-        at, size, n = 0, FIRST_CHUNK, len(token_ids)
+        at, size, n = 0, self._first_chunk, len(token_ids)
         while True:
             # One token left over would go through decode's step, which rounds differently: how a prompt is cut must
             # not show in its result.
@@ -167,8 +183,8 @@ class FusedStep:
             logits = self._run(token_ids[at:end], timer, should_stop, wanted=end == n)
             if end == n:
                 return logits
-            as_long_as_it_should = (end - at) * CHUNK_S / (time.perf_counter() - began)
-            at, size = end, int(min(max(as_long_as_it_should, MIN_CHUNK), MAX_CHUNK))
+            fitting = (end - at) * LAYER_S * len(self._layers) / (time.perf_counter() - began)
+            at, size = end, _clamp(fitting)
 
     def _run(self, token_ids: Tensor, timer: Any, should_stop: Callable[[], bool], *, wanted: bool) -> Tensor:
         """The tokens through the model: logits after the last, (1, V) float32, when ``wanted``."""
@@ -198,12 +214,37 @@ class FusedStep:
             work = self._room(n_new)
             job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
             self._phases[:] = 0
-            self._turnout.run(self._team, job, alone=n_new == 1)
+            if n_new < HEEDED_TOKENS:
+                self._turnout.run(self._team, job, alone=n_new == 1)
+            else:
+                with self._heeding(should_stop):
+                    self._turnout.run(self._team, job, alone=False)
+            if self._phases[cell.STOPPED]:
+                raise opened.cancelled()
             self.cache.commit()
             tick = self._team.system.tick_s
             spent = zip(cell.PHASE_NAMES, self._phases.tolist(), strict=False)
             timer.charge({name: ticks * tick for name, ticks in spent if ticks})
         return logits[None, :n_vocab]
+
+    @contextmanager
+    def _heeding(self, should_stop: Callable[[], bool]) -> Iterator[None]:
+        """While the compiled function runs, pass on to it that the run is to be stopped."""
+        done, phases, asked = threading.Event(), self._phases, self._cells.ASKED
+
+        def look() -> None:
+            while not done.wait(HEED_EVERY_S):
+                if should_stop():
+                    phases[asked] = 1
+                    return
+
+        looking = threading.Thread(target=look, name="labkit-heed", daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            looking.join()
 
     def _room(self, n_new: int) -> Tensor:
         """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory

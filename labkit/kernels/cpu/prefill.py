@@ -48,8 +48,9 @@ from labkit.kernels.cpu.plan import (
 )
 from labkit.kernels.cpu.products import options, prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.simd import ticks
+from labkit.kernels.cpu.simd import atomic_read, atomic_swap, ticks
 from labkit.kernels.cpu.step import (
+    ASKED,
     CAP_BITS,
     CLOCK,
     D_MODEL,
@@ -70,6 +71,7 @@ from labkit.kernels.cpu.step import (
     PHASES,
     POSITION,
     SIZES,
+    STOPPED,
     T_ATTENTION,
     T_FFN,
     T_KV_CACHE,
@@ -116,7 +118,9 @@ def work_bytes(n_tokens: int, widest: int, n_att: int, n_threads: int) -> int:
 
 
 def prefill(rank, team, job):
-    """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives the last one's (V,)."""
+    """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives the last one's (V,).
+
+    The cell ASKED, which the caller may set at any time, is looked at before each layer."""
     cells = carray(array_at(job), (12,), np.int64)
     n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
     sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
@@ -129,6 +133,7 @@ def prefill(rank, team, job):
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
     phases = carray(array_at(cells[PHASES]), (8,), np.int64)
+    asked, stopped = cells[PHASES] + 8 * ASKED, cells[PHASES] + 8 * STOPPED
     row = 4 * ((sizes[WIDEST] + 255) // 64 * 64)
     whole = row * n_new
     x, x_row = cells[X], 4 * m
@@ -149,8 +154,13 @@ def prefill(rank, team, job):
                 blocks.floats(normed + t * row, m)[:] = blocks.floats(x + t * x_row, m)
             else:
                 blocks.norm(x + t * x_row, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed + t * row)
+        if rank == 0:  # one thread looks, so that all leave at the same layer
+            atomic_swap(stopped, atomic_read(asked))
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_NORM, clock, at)
+        if atomic_read(stopped) != 0:
+            wanted = False
+            break
         round_tokens(lin[Q], normed, row, n_new, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
         multiply(lin[Q], normed, row, n_new, q, row, work, rank, n_threads)

@@ -66,6 +66,8 @@ N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BI
 attention is cut into, whoever takes the parts, so that the sums do not depend on how many threads took them."""
 N_SIZES = 13
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
+ASKED, STOPPED = 6, 7
+"""Further cells beside the phases: the caller wants a prompt to be left, and the team has left it."""
 PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache")
 SPINS = 2000
 """Looks at a flag before the core is offered to another thread."""
