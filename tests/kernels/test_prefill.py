@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit.kernels import backends
-from labkit.kernels.cpu import choice, fused, linear, lookup
+from labkit.kernels.cpu import choice, fused, heed, linear, lookup
 from labkit.model.config import DenseFFN, GroupedAttention, ModelConfig, Rope, uniform
 from labkit.model.step import Cancelled
 from labkit.perf.timer import NULL_TIMER
@@ -119,7 +119,7 @@ def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, layer_s):
             monkeypatch.setattr(fused, "LAYER_S", layer_s)
             step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, capacity=200))
             step._first_chunk = first_chunk
-            monkeypatch.setattr(step, "_heeding", lambda should_stop: contextlib.nullcontext())
+            monkeypatch.setattr(heed, "heeding", lambda *watched: contextlib.nullcontext())
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))
     assert torch.equal(*results)
     assert asked.count(0) == (4 if layer_s < 1 else 2)  # 96, 16, 16, and 17: never one alone; or 96 and 49
@@ -145,4 +145,4 @@ def test_a_prompt_is_left_between_two_layers(n_threads):
         assert len(looks) == 2, "seen by whoever looks during the run, not before it"
         assert cache.n_tokens() == 0
         assert torch.equal(step(ids, **never), wanted)
-    assert whole > 2 * fused.HEED_EVERY_S, "too short to be stopped within: give it more layers"
+    assert whole > 2 * heed.EVERY_S, "too short to be stopped within: give it more layers"

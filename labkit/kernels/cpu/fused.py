@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.kernels.cpu import lookup
+from labkit.kernels.cpu import heed, lookup
 
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """Tokens of a prompt that go through the model together: weights are read once for all of them."""
@@ -26,8 +25,8 @@ LAYER_S = 0.1
 """How long a chunk should be in a layer: a run can be stopped between two of them, not within one."""
 FIRST_RATE = 25e9
 """Products a second that the first chunk's size counts on; from then on the machine's own speed is known."""
-HEED_EVERY_S, HEEDED_TOKENS = 0.02, 32
-"""How often, during a prompt of so many tokens, somebody looks whether the run is to be stopped."""
+HEEDED_TOKENS = 32
+"""From so many tokens on, somebody looks during a chunk whether the run is to be stopped."""
 
 
 FEW = 8
@@ -217,7 +216,7 @@ class FusedStep:
             if n_new < HEEDED_TOKENS:
                 self._turnout.run(self._team, job, alone=n_new == 1)
             else:
-                with self._heeding(should_stop):
+                with heed.heeding(should_stop, self._phases, cell.ASKED):
                     self._turnout.run(self._team, job, alone=False)
             if self._phases[cell.STOPPED]:
                 raise opened.cancelled()
@@ -226,25 +225,6 @@ class FusedStep:
             spent = zip(cell.PHASE_NAMES, self._phases.tolist(), strict=False)
             timer.charge({name: ticks * tick for name, ticks in spent if ticks})
         return logits[None, :n_vocab]
-
-    @contextmanager
-    def _heeding(self, should_stop: Callable[[], bool]) -> Iterator[None]:
-        """While the compiled function runs, pass on to it that the run is to be stopped."""
-        done, phases, asked = threading.Event(), self._phases, self._cells.ASKED
-
-        def look() -> None:
-            while not done.wait(HEED_EVERY_S):
-                if should_stop():
-                    phases[asked] = 1
-                    return
-
-        looking = threading.Thread(target=look, name="labkit-heed", daemon=True)
-        looking.start()
-        try:
-            yield
-        finally:
-            done.set()
-            looking.join()
 
     def _room(self, n_new: int) -> Tensor:
         """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory
