@@ -5,7 +5,7 @@ format of the weights, the dtype and how many tokens go through together. That s
 each such combination, on models that are *not* the one to be forecast:
 
     shell     the model's own layers shrunk to a width of 64: next to no bytes and no FLOPs, so its time is overhead
-    narrow    a Llama-like model 512 wide, two layers
+    narrow    a Llama-like model 512 wide, four layers
     wide      one 1,024 wide (4,096 on a GPU)
 
 Each runs real steps through the real backend, cache and timer; the processor's caches are swept before each step,
@@ -45,6 +45,8 @@ from labkit.perf.device import cache_bytes
 from labkit.perf.timer import NULL_TIMER, Timer
 
 N_REPEATS = 5
+N_LAYERS = 4
+"""Of a stand-in: a thread that comes late at the start of a step, as in a real run, should not count for much more."""
 POINT_BUDGET_S = 1.2
 """A point that would take longer than this is left out; its rate is taken from the next smaller one."""
 MODEL_BUDGET_S = 4.0
@@ -142,7 +144,7 @@ def stand_in(width: int, group: int = 4) -> ModelConfig:
     """A Llama-like model: GQA with ``group`` query heads a key head, SwiGLU 11/4 of the width."""
     n_kv = max(1, round(width / 64 / group))
     attention = GroupedAttention(n_kv * group, n_kv, 64, rope=Rope())
-    return ModelConfig("llama", VOCABULARY, width, 8192, uniform(2, attention, DenseFFN(width * 11 // 4)))
+    return ModelConfig("llama", VOCABULARY, width, 8192, uniform(N_LAYERS, attention, DenseFFN(width * 11 // 4)))
 
 
 def stand_ins(config: ModelConfig, device: str) -> dict[str, ModelConfig]:
