@@ -16,8 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "labkit"
 MAX_LINES = 300
 
+LEAVES = ("perf.timer", "perf.trace", "perf.busy")
+"""Files that anyone may import: one small room of their own inside ``perf``."""
+
 LAYERS: list[set[str]] = [
-    {"registry", "resources", "perf.timer", "perf.trace"},
+    {"registry", "resources", *LEAVES},
     {"kernels", "tokenizer", "prompts"},
     {"kvcache", "quant"},
     {"model"},
@@ -30,9 +33,6 @@ LAYERS: list[set[str]] = [
 
 ROOM_OF_FILE = {"terminal": "cli", "launch": "cli", "doctor": "cli", "run": "pipeline"}
 """A room at the top of the package is several files: the command line, and the pipeline with the run it starts."""
-
-LEAVES = ("perf.timer", "perf.trace", "perf.busy")
-"""Files that anyone may import: one small room of their own inside ``perf``."""
 
 UI_ONLY = {"ipywidgets", "plotly", "anywidget", "IPython", "traitlets"}
 TESTS_ONLY = {"transformers", "tokenizers", "tiktoken", "sentencepiece", "hypothesis", "pytest", "playwright"}

@@ -128,7 +128,7 @@ def _largest(logits: Tensor) -> tuple[int, float]:
         token_id = int(logits.detach().numpy().argmax())
         return token_id, logits[token_id].item()
     value, index = logits.max(0)
-    token_id, best = torch.stack((index.double(), value.double())).tolist()
+    token_id, best = torch.stack((index.float(), value)).tolist()  # exact up to 2^24 tokens; MPS has no float64
     return int(token_id), best
 
 

@@ -58,7 +58,8 @@ class WaitingStep:
         if self._step is None:
             return self._reference.reason
         first = "the first step was" if self._n_waited == 1 else f"the first {self._n_waited} steps were"
-        return f"{first} plain PyTorch, while the compiled step was being compiled"
+        note = f"{first} plain PyTorch, while the compiled step was being compiled"
+        return "; ".join(filter(None, (note, getattr(self._step, "reason", ""))))
 
     def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._step is None:

@@ -4,8 +4,8 @@
     linear_w8a8(x, weight, scales, bias)                            the same, x rounded to bytes token by token
     linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
 
-The packed layouts are ``labkit.quant.grid``'s. On a GPU they go through Triton
-(``labkit.kernels.triton.unpack``); elsewhere the weights are unpacked and multiplied.
+The packed layouts are ``labkit.quant.grid``'s. On a GPU int8 and int4 go
+through Triton (``labkit.kernels.triton.unpack``); elsewhere the weights are unpacked and multiplied.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def test_a_prompt_is_left_between_two_layers(n_threads):
         looks = []
         with pytest.raises(Cancelled):
             step(ids, timer=NULL_TIMER, should_stop=lambda: bool(looks.append(1)) or len(looks) > 1)
-        assert len(looks) == 2, "seen by whoever looks during the run, not before it"
+        assert len(looks) >= 2, "seen by whoever looks during the run, not before it"
         assert cache.n_tokens() == 0
         assert torch.equal(step(ids, **never), wanted)
     assert whole > 2 * heed.EVERY_S, "too short to be stopped within: give it more layers"

@@ -33,6 +33,7 @@ class Machine:
         n = n_threads or self.n_threads
         self.asked.append(n)
         self.now += self.seconds[n]
+        return self.seconds[n]
 
     def steps(self, chooser, n, *, alone=True):
         self.asked.clear()
@@ -72,6 +73,24 @@ def test_a_prompt_takes_all_threads(monkeypatch):
     machine, chooser = Machine(monkeypatch), Turnout()
     machine.share, chooser.n_active = 0.9, 1
     assert set(machine.steps(chooser, 50, alone=False)) == {2}
+
+
+def test_another_run_of_the_model_does_not_end_a_trial(monkeypatch):
+    """Its step began before the trial did, with the number of threads from before."""
+    machine, chooser = Machine(monkeypatch), Turnout()
+    machine.share = 0.4
+    while not chooser._trial:
+        chooser.run(machine, None, alone=True)
+    chooser._trial, waiting = 0, chooser._trial
+    machine.run = lambda job, n_threads=0: setattr(chooser, "_trial", waiting) or 0.04
+    chooser.run(machine, None, alone=True)
+    assert chooser._trial == waiting
+
+
+def test_a_smaller_team_is_not_asked_for_more_threads_than_it_has(monkeypatch):
+    chooser = Turnout()
+    chooser.n_active = 3
+    assert Machine(monkeypatch).steps(chooser, 5) == [2] * 5
 
 
 @pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32)])

@@ -188,7 +188,7 @@ CASES = [rms_norm, rotate_append, gate, attend_one, project, gated, unpacked, lo
 def main(device="cpu", *names):
     """Every case, or those named."""
     if device == "cpu":  # fewer programs: the interpreter takes its time for each
-        product.tile_for = lambda kind, n_out, n_in: product.Tile(4, 1024 if kind == 4 else 256, 1)
+        product.tile_for = lambda kind, n_out: product.Tile(4, 1024 if kind == 4 else 256, 1)
     with torch.inference_mode():
         for case in CASES:
             if not names or case.__name__ in names:

@@ -22,11 +22,9 @@ from labkit.kernels.cpu import heed, lookup
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """Tokens of a prompt that go through the model together: weights are read once for all of them."""
 LAYER_S = 0.1
-"""How long a chunk should be in a layer: a run can be stopped between two of them, not within one."""
+"""How long a chunk should be in one layer: a run can be stopped between two layers, not within one."""
 FIRST_RATE = 25e9
 """Products a second that the first chunk's size counts on; from then on the machine's own speed is known."""
-HEEDED_TOKENS = 32
-"""From so many tokens on, somebody looks during a chunk whether the run is to be stopped."""
 
 
 FEW = 8
@@ -213,17 +211,17 @@ class FusedStep:
             work = self._room(n_new)
             job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
             self._phases[:] = 0
-            if n_new < HEEDED_TOKENS:
-                self._turnout.run(self._team, job, alone=n_new == 1)
+            if n_new == 1:
+                self._turnout.run(self._team, job, alone=True)
             else:
                 with heed.heeding(should_stop, self._phases, cell.ASKED):
                     self._turnout.run(self._team, job, alone=False)
-            if self._phases[cell.STOPPED]:
-                raise opened.cancelled()
-            self.cache.commit()
             tick = self._team.system.tick_s
             spent = zip(cell.PHASE_NAMES, self._phases.tolist(), strict=False)
             timer.charge({name: ticks * tick for name, ticks in spent if ticks})
+            if self._phases[cell.STOPPED]:
+                raise opened.cancelled()
+            self.cache.commit()
         return logits[None, :n_vocab]
 
     def _room(self, n_new: int) -> Tensor:

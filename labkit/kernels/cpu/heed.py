@@ -1,4 +1,4 @@
-"""Somebody who looks, while a compiled function runs, whether the run is to be stopped.
+"""Somebody who looks, while compiled functions run, whether their runs are to be stopped.
 
 One thread for the whole process, asleep between prompts: to start one for each would cost a short prompt milliseconds
 on a machine whose cores are all taken.
@@ -6,8 +6,8 @@ on a machine whose cores are all taken.
 
 from __future__ import annotations
 
-import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,43 +23,60 @@ class _Watch:
 
     def __init__(self, should_stop: Callable[[], bool], cells: np.ndarray, at: int) -> None:
         self.should_stop, self.cells, self.at = should_stop, cells, at
-        self._over = threading.Event()
-        self._lock = threading.Lock()
+        self.error: BaseException | None = None
 
     def look(self) -> None:
-        """Until the run is over, or to be stopped."""
-        while not self._over.wait(EVERY_S):
-            if self.should_stop():
-                with self._lock:
-                    if not self._over.is_set():
-                        self.cells[self.at] = 1
-                return
+        try:
+            stop = self.should_stop()
+        except BaseException as error:  # noqa: BLE001 - raised where the run is waited for
+            self.error, stop = error, True
+        if stop:
+            self.cells[self.at] = 1
 
-    def end(self) -> None:
-        """From here on the cell is not written any more."""
-        with self._lock:
-            self._over.set()
+
+class _Lookout:
+    """The thread, and the runs that it looks at."""
+
+    def __init__(self) -> None:
+        self._open: list[_Watch] = []
+        self._changed = threading.Condition()
+        threading.Thread(target=self._work, name="labkit-heed", daemon=True).start()
+
+    def add(self, watch: _Watch) -> None:
+        with self._changed:
+            self._open.append(watch)
+            self._changed.notify()
+
+    def remove(self, watch: _Watch) -> None:
+        """From here on its cell is not written any more."""
+        with self._changed:
+            self._open.remove(watch)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._open:
+                    self._changed.wait()
+            time.sleep(EVERY_S)
+            with self._changed:
+                for watch in self._open:
+                    watch.look()
 
 
 @lru_cache(maxsize=1)
-def _watches() -> queue.SimpleQueue[_Watch]:
-    """What the process's one looking thread takes its work from."""
-    waiting: queue.SimpleQueue[_Watch] = queue.SimpleQueue()
-
-    def work() -> None:
-        while True:
-            waiting.get().look()
-
-    threading.Thread(target=work, name="labkit-heed", daemon=True).start()
-    return waiting
+def _lookout() -> _Lookout:
+    return _Lookout()
 
 
 @contextmanager
 def heeding(should_stop: Callable[[], bool], cells: np.ndarray, at: int) -> Iterator[None]:
-    """Within the block, ``cells[at]`` is set to 1 soon after ``should_stop()`` has become true."""
+    """Within the block, ``cells[at]`` is set to 1 soon after ``should_stop()`` has become true. Raises at the end what
+    ``should_stop`` raised."""
     watch = _Watch(should_stop, cells, at)
-    _watches().put(watch)
+    _lookout().add(watch)
     try:
         yield
     finally:
-        watch.end()
+        _lookout().remove(watch)
+    if watch.error is not None:
+        raise watch.error

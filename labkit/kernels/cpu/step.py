@@ -59,12 +59,12 @@ SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 """Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
 FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
 """Cells of a job."""
+N_SIZES = 13
 N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT, N_PARTS = (
-    range(13)
+    range(N_SIZES)
 )
 """Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are. N_PARTS: what one token's
 attention is cut into, whoever takes the parts, so that the sums do not depend on how many threads took them."""
-N_SIZES = 13
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
 ASKED, STOPPED = 6, 7
 """Further cells beside the phases: the caller wants a prompt to be left, and the team has left it."""

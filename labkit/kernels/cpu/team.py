@@ -11,6 +11,7 @@ offer their core to others while they wait, and go to sleep when no step came fo
 from __future__ import annotations
 
 import threading
+import time
 from functools import lru_cache
 
 import numpy as np
@@ -64,7 +65,7 @@ def serve(rank, team, seen, clock, give_way_at, patience):
                 return -1
             if rank < now % EACH:  # else the job is not this thread's to look at: the next one may be written there now
                 run(rank, team)
-            spins, since = 0, ticks(clock)
+                spins, since = 0, ticks(clock)
             continue
         spins += 1
         if spins < SPINS:
@@ -135,16 +136,18 @@ class Team:
         for rank in range(1, n_threads):
             threading.Thread(target=self._work, args=(rank,), name=f"labkit-team-{rank}", daemon=True).start()
 
-    def run(self, job: np.ndarray, n_threads: int = 0) -> None:
-        """Run ``job`` on every thread, or on the first ``n_threads``; returns when all are done."""
-        n_threads = n_threads or self.n_threads
+    def run(self, job: np.ndarray, n_threads: int = 0) -> float:
+        """Run ``job`` on every thread, or on the first ``n_threads``; returns its seconds when all are done."""
+        n_threads = min(n_threads or self.n_threads, self.n_threads)  # more would be waited for in vain
         with self._turn:
             job[CLOCK], job[GIVE_WAY], job[N_THREADS] = self.system.clock, self.system.give_way, n_threads
+            began = time.perf_counter()
             asleep = publish(self._at, job.ctypes.data, n_threads)
             for rank in range(1, n_threads):
                 if asleep >> rank & 1:
                     self._awake[rank].release()
             run(0, self._at)
+            return time.perf_counter() - began
 
     def rouse(self) -> None:
         """Wake the threads that sleep: what a timed step needs that does not follow another one closely."""

@@ -8,6 +8,7 @@ they are done. The tokens are the same with any number (``step.N_PARTS``).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from statistics import median
@@ -32,11 +33,11 @@ class Squad(Protocol):
 
     n_threads: int
 
-    def run(self, job: np.ndarray, n_threads: int = 0) -> None: ...
+    def run(self, job: np.ndarray, n_threads: int = 0) -> float: ...
 
 
 class Turnout:
-    """One model's threads over time: ``run`` counts and chooses."""
+    """One model's threads over time, whatever runs it has: ``run`` counts and chooses."""
 
     def __init__(self) -> None:
         self.n_active = 0
@@ -45,22 +46,22 @@ class Turnout:
         self._steps: dict[int, deque[float]] = {}
         self._watch: BusyWatch | None = None
         self._looked_s = self._tried_s = -1e9
+        self._lock = threading.Lock()
 
     def run(self, team: Squad, job: np.ndarray, *, alone: bool) -> None:
         """Run the job. ``alone``: a decode step, which may be given to fewer threads."""
         if not alone or team.n_threads == 1:
             team.run(job)
             return
-        n = self._trial or self.n_active or team.n_threads
-        began = time.perf_counter()
-        team.run(job, n)
-        now = time.perf_counter()
-        self._steps.setdefault(n, deque(maxlen=5)).append(now - began)
-        if self._trial:
-            if len(self._steps[n]) >= TRIAL_STEPS:
-                self._end_trial(team.n_threads)
-        elif now - self._looked_s > LOOK_EVERY_S:
-            self._look(team.n_threads, now)
+        n = min(self._trial or self.n_active or team.n_threads, team.n_threads)
+        seconds = team.run(job, n)
+        with self._lock:
+            self._steps.setdefault(n, deque(maxlen=5)).append(seconds)
+            if self._trial:
+                if n == self._trial and len(self._steps[n]) >= TRIAL_STEPS:
+                    self._end_trial(team.n_threads)
+            elif (now := time.perf_counter()) - self._looked_s > LOOK_EVERY_S:
+                self._look(team.n_threads, now)
 
     def _look(self, n_all: int, now: float) -> None:
         """Read what others took since the last look, and begin a trial where it might help."""
@@ -69,7 +70,7 @@ class Turnout:
         self._looked_s = now
         self._watch = BusyWatch().__enter__()
         n = self.n_active or n_all
-        if not recent or len(self._steps[n]) < TRIAL_STEPS:
+        if not recent or n > n_all or len(self._steps.get(n, ())) < TRIAL_STEPS:
             return
         if n < n_all and share < QUIET:
             self.n_active = 0
@@ -79,12 +80,12 @@ class Turnout:
         if share > BUSY or n < n_all:
             self._tried_s = now
             self._trial = n - 1 if n == n_all else n_all
-            self._steps.pop(self._trial, None)
+            self._steps[self._trial] = deque(maxlen=5)
 
     def _end_trial(self, n_all: int) -> None:
         tried, n = self._trial, self.n_active or n_all
         self._trial = 0
-        if median(self._steps[tried]) < GAIN * median(self._steps[n]):
+        if self._steps.get(n) and median(self._steps[tried]) < GAIN * median(self._steps[n]):
             self.n_active = 0 if tried == n_all else tried
 
     def note(self, n_all: int) -> str:

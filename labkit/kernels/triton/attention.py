@@ -29,7 +29,7 @@ MIN_HEADS = 16
 
 
 @triton.jit
-def _halves(base, gain, d, in_d, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr):
+def _halves(base, gain, d, in_d, R: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr):
     """Heads that start at base (N, 1): each dim, the dim it is turned with, and the norm's weights of both."""
     if INTERLEAVED:
         partner = d ^ 1
@@ -117,8 +117,8 @@ def _attend(
     s = tl.load(sin + new * R + pair, mask=d < 2 * R, other=0.0).to(tl.float32)
     rows, one = tl.arange(0, HEADS)[:, None], tl.arange(0, 1)[:, None]
     q_head = qkv + (group * ROWS + tl.where(rows < ROWS, rows, 0)) * D
-    qx, qy, qg, qh = _halves(q_head, q_gain, d, in_d, D, R, INTERLEAVED, NORMED)
-    kx, ky, kg, kh = _halves(qkv + (H + group + one) * D, k_gain, d, in_d, D, R, INTERLEAVED, NORMED)
+    qx, qy, qg, qh = _halves(q_head, q_gain, d, in_d, R, INTERLEAVED, NORMED)
+    kx, ky, kg, kh = _halves(qkv + (H + group + one) * D, k_gain, d, in_d, R, INTERLEAVED, NORMED)
     new_v = tl.load(qkv + (H + G + group + one) * D + d, mask=in_d, other=0.0)
     if KEYS == TILE:
         stored = (start + tile < end)[:, None] & in_d

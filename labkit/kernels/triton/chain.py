@@ -25,15 +25,15 @@ def await_previous(CHAINED: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@lru_cache(maxsize=1)
-def _can_chain() -> bool:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9:
+@lru_cache(maxsize=16)
+def _can_chain(device: torch.device) -> bool:
+    if torch.cuda.get_device_capability(device)[0] < 9:
         return False
     return hasattr(getattr(tl.extra, "cuda", None), "gdc_wait")
 
 
 def chained(device: torch.device) -> dict[str, Any]:
     """The launch options of a kernel that calls ``await_previous``."""
-    if device.type == "cuda" and _can_chain():
+    if device.type == "cuda" and _can_chain(device):
         return {"CHAINED": True, "launch_pdl": True}
     return {"CHAINED": False}

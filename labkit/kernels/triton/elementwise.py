@@ -81,7 +81,7 @@ def rotate_append(
     *, layout: str = "half",
 ) -> Tensor:  # fmt: skip
     """Turn q (T, H, D) and k (T, G, D) by cos, sin (T, R), and write k and v into caches (G, capacity, D) at
-    ``positions`` (T,), read on the device: a CUDA graph may replay it. Returns the turned q."""
+    ``positions`` (T,). Returns the turned q."""
     n_tokens, n_heads, d = q.shape
     groups, out = k.shape[1], torch.empty_like(q)
     _rotate_append[(n_tokens, n_heads + 2 * groups)](

@@ -1,6 +1,7 @@
 """A prompt on a GPU: large matrix products, and Triton where plain PyTorch would make several trips to memory.
 
-The reference's own phases, in its order: norms and gates in one pass, keys turned on their way into the cache.
+The reference's phases, in its order: norms and gates in one pass; keys are turned on their way into the cache, which
+counts as attention.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def norm(module: Any, x: Tensor) -> Tensor:
 
 
 def linear(module: Any, x: Tensor, *, add_to: Tensor | None = None) -> Tensor:
-    """x W^T + b for many tokens (+ ``add_to``); packed weights are unpacked first."""
+    """x W^T + b for many tokens (+ ``add_to``); packed weights are unpacked first, unless tokens are to be rounded."""
+    if getattr(module, "round_tokens", False):
+        rounded = module(x)
+        return rounded if add_to is None else add_to + rounded
     matrix = Matrix.of(module)
     weight = matrix.weight if matrix.kind == 16 else unpack(matrix, x.dtype)
     if add_to is None:

@@ -166,20 +166,27 @@ class Matrix(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How one program is cut: ``rows`` at once, ``cols`` a turn of its loop."""
+    """How one program is cut: ``rows`` at once (``gated`` has its own number), ``cols`` a turn of its loop."""
 
     rows: int
     cols: int
     warps: int
 
 
-def tile_for(kind: int, n_out: int, n_in: int) -> Tile:
+def tile_for(kind: int, n_out: int) -> Tile:
     """Wide enough that a program's first loads cover its rows; few enough rows that every processor has work."""
     if kind == 4:
         return Tile(4, 1024, 1)
     if kind == 8:
         return Tile(4, 512, 1) if n_out > 16_384 else Tile(4, 1024, 2)
     return Tile(4, 512, 2) if n_out > 16_384 else Tile(2, 1024, 4)
+
+
+def _check_alike(matrices: Sequence[Matrix]) -> None:
+    """Raise ValueError where one launch would read a matrix as if it were another's form."""
+    forms = {(m.kind, m.n_in, m.group, m.zeros is None, m.bias is None, m.stride) for m in matrices}
+    if len(forms) != 1:
+        raise ValueError(f"matrices of different forms do not share a launch: {forms}")
 
 
 def _options(matrix: Matrix, x: Tensor) -> dict[str, Any]:
@@ -206,7 +213,8 @@ def project(
 ) -> Tensor:  # fmt: skip
     """``out`` (T, N of all) = W norm(x) (+ residual) for x (T, K), T small; out may be the residual itself."""
     first = matrices[0]
-    rows, cols, warps = tile or tile_for(first.kind, first.n_out, first.n_in)
+    _check_alike(matrices)
+    rows, cols, warps = tile or tile_for(first.kind, first.n_out)
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     three = [(*m.addresses(), m.n_out) for m in matrices]
     three += [(*first.addresses(), 0)] * (3 - len(three))
@@ -221,8 +229,9 @@ def project(
 
 def gated(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None, tile: Tile | None = None) -> Tensor:
     """``out`` (d_ff,) = silu(Wg norm(x)) * (Wu norm(x)) of one token x (K,)."""
-    rows, cols, warps = tile or tile_for(gate.kind, gate.n_out, gate.n_in)
-    rows = rows if gate.kind == 4 else 2
+    _check_alike((gate, up))
+    _, cols, warps = tile or tile_for(gate.kind, gate.n_out)
+    rows = 4 if gate.kind == 4 else 2
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     _gated[(triton.cdiv(gate.n_out, rows),)](
         x, gain, out, *gate.addresses(), *up.addresses(), gate.n_out, gate.n_in, gate.stride, gate.n_groups, eps,

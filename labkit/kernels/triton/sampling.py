@@ -16,6 +16,9 @@ from labkit.kernels.triton.chain import await_previous, chained
 from labkit.kernels.triton.dot import half_of
 from labkit.kernels.triton.product import Matrix
 
+BLOCK = 1024
+"""Values that one program looks at."""
+
 
 @triton.jit
 def _lookup(
@@ -44,9 +47,9 @@ def _lookup(
 def lookup(table: Matrix, token: Tensor, out: Tensor, factor: float = 1.0) -> Tensor:
     """Row ``token`` (1,) of the table, times ``factor``, into ``out`` (M,)."""
     weight, scales, zeros, _ = table.addresses()
-    _lookup[(triton.cdiv(table.n_in, 512),)](
+    _lookup[(triton.cdiv(table.n_in, BLOCK),)](
         weight, scales, zeros, token, out, table.n_in, table.stride, table.n_groups, factor, KIND=table.kind,
-        GROUP=table.group, HAS_ZEROS=table.zeros is not None, BLOCK=512, **chained(out.device),
+        GROUP=table.group, HAS_ZEROS=table.zeros is not None, BLOCK=BLOCK, **chained(out.device),
     )  # fmt: skip
     return out
 
@@ -67,7 +70,7 @@ def _best(best, where, token, position, history, n_blocks, n, BLOCK: tl.constexp
     i = tl.arange(0, BLOCK)
     v = tl.load(best + i, mask=i < n_blocks, other=float("-inf"))
     at = tl.load(where + i, mask=i < n_blocks, other=n)
-    chosen = tl.min(tl.where(v == tl.max(v, axis=0), at, n), axis=0)
+    chosen = tl.minimum(tl.min(tl.where(v == tl.max(v, axis=0), at, n), axis=0), n - 1)  # logits may all be NaN
     following = tl.load(position) + 1
     tl.store(token, chosen)
     tl.store(position, following)
@@ -78,14 +81,14 @@ class Chooser:
     """The first index of the largest logit becomes the next token."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
-        self.n_blocks = triton.cdiv(vocab_size, 1024)
+        self.n_blocks = triton.cdiv(vocab_size, BLOCK)
         self.best = torch.empty(self.n_blocks, dtype=torch.float32, device=device)
         self.where = torch.empty(self.n_blocks, dtype=torch.int64, device=device)
 
     def __call__(self, logits: Tensor, token: Tensor, position: Tensor, history: Tensor) -> None:
         """From logits (V,): ``token`` (1,) int64, also at ``history[position + 1]``; ``position`` (1,) moves on."""
         n = logits.numel()
-        _best_of_block[(self.n_blocks,)](logits, self.best, self.where, n, BLOCK=1024, **chained(logits.device))
+        _best_of_block[(self.n_blocks,)](logits, self.best, self.where, n, BLOCK=BLOCK, **chained(logits.device))
         _best[(1,)](
             self.best, self.where, token, position, history, self.n_blocks, n,
             BLOCK=triton.next_power_of_2(self.n_blocks), **chained(logits.device),

@@ -156,9 +156,9 @@ class GraphStep:
                 layout=kind.rope.layout, window=kind.window, n_sinks=kind.n_sinks, softcap=kind.softcap,
                 q_norm=layer.head_norms[0], k_norm=layer.head_norms[1],
             )  # fmt: skip
-            product.project(self.attended, [layer.o], self.x, residual=self.x)
+            product.project(self.attended[: layer.o.n_in], [layer.o], self.x, residual=self.x)
             product.gated(self.x, layer.gate, layer.up, self.hidden, norm=norms[1])
-            product.project(self.hidden, [layer.down], self.x, residual=self.x)
+            product.project(self.hidden[: layer.down.n_in], [layer.down], self.x, residual=self.x)
         product.project(self.x, [self.head], self.logits, norm=self.transformer.final_norm)
         if config.logit_softcap is not None:
             self.logits.copy_(config.logit_softcap * torch.tanh(self.logits / config.logit_softcap))
