@@ -131,7 +131,14 @@ def test_lab_without_notebooks_says_where_they_come_from(capsys, monkeypatch, tm
 def test_ctrl_c_stops_the_run_and_keeps_what_there_is(default_model):
     """A real process: interrupt it after its first text; it says what it has and exits as interrupted programs do."""
     command = [sys.executable, "-m", "labkit.cli", "generate", FOX, "--max-new-tokens", "8000", "--temperature", "1"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # a test run in the background of a shell ignores interrupts, and its children would too
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout
     assert process.stdout.read(1)
     time.sleep(0.2)

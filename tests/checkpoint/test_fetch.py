@@ -181,7 +181,9 @@ def test_cache_folder_that_cannot_be_written(shop, monkeypatch, tmp_path):
 
 def start_worker(**environment: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(HERE / "fetch_worker.py"), SHA256, str(len(CONTENT))]
-    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    # A test run in the background of a shell ignores interrupts, and its children would too.
+    heard = {} if sys.platform == "win32" else {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, **heard)
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
