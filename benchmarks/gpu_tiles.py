@@ -21,23 +21,19 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# name: (rows of each matrix, inputs, normed, residual); "gated" takes two matrices through SiLU
-SHAPES: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {
-    "smollm2-135m": {
-        "qkv": ((576, 192, 192), 576),
-        "o": ((576,), 576),
-        "gated": ((1536,), 576),
-        "down": ((576,), 1536),
-        "head": ((49152,), 576),
-    },
-    "llama-2-7b": {
-        "qkv": ((4096, 4096, 4096), 4096),
-        "o": ((4096,), 4096),
-        "gated": ((11008,), 4096),
-        "down": ((4096,), 11008),
-        "head": ((32000,), 4096),
-    },
-}
+
+def products(d_model: int, d_kv: int, d_ff: int, vocab_size: int) -> dict[str, tuple[tuple[int, ...], int]]:
+    """By name: the rows of each matrix, and their inputs."""
+    return {
+        "qkv": ((d_model, d_kv, d_kv), d_model),
+        "o": ((d_model,), d_model),
+        "gated": ((d_ff,), d_model),
+        "down": ((d_model,), d_ff),
+        "head": ((vocab_size,), d_model),
+    }
+
+
+SHAPES = {"smollm2-135m": products(576, 192, 1536, 49_152), "llama-2-7b": products(4096, 4096, 11_008, 32_000)}
 NORMED = ("qkv", "gated", "head")
 TILES = {
     16: [(2, 1024, 4), (4, 1024, 4), (4, 512, 2), (2, 512, 2), (2, 2048, 4), (1, 2048, 4), (2, 2048, 8)],

@@ -80,8 +80,8 @@ class Pipeline:
     def generate(self, prompt: str, **options: Any) -> Completion:
         """The same in the foreground. Takes ``run``'s options. Ctrl-C raises KeyboardInterrupt and loses nothing:
         the next run starts clean."""
-        worker = self._worker(**_defaults(prompt, options))
-        return worker.loop()
+        # In a thread of its own all the same: an interrupt would otherwise wait until a compiled step has ended.
+        return Run(self._worker(**_defaults(prompt, options))).result()
 
     def _worker(
         self, prompt: str, max_new_tokens: int, chat: bool, seed: int, stop: Sequence[str], ignore_eos: bool

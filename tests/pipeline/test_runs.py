@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 
 import pytest
@@ -173,6 +176,27 @@ def test_ctrl_c_in_the_middle_and_the_next_run_is_clean(model, pipeline, monkeyp
         with pytest.raises(KeyboardInterrupt):
             pipeline.generate("Hello", max_new_tokens=10, ignore_eos=True)
     assert pipeline.generate("Hello", max_new_tokens=10, ignore_eos=True).token_ids == want
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to one process")
+def test_ctrl_c_does_not_wait_for_the_step_that_is_under_way(pipeline, monkeypatch):
+    """A compiled step ignores interrupts until it returns; the run is told to stop at once all the same."""
+    told = threading.Event()
+
+    def work(worker):
+        interrupter.start()
+        if worker.stop_event.wait(20):
+            told.set()
+
+    interrupter = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("labkit.pipeline._Worker.loop", work)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.generate("Hello", max_new_tokens=10)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told.wait(20)
 
 
 def test_what_the_worker_raises_reaches_the_reader(pipeline, monkeypatch):

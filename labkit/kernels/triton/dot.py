@@ -110,6 +110,26 @@ def half_of(packed, r):
 
 
 @triton.jit
+def weights_at(
+    w, s, z, rows, cols, there, stride, n_groups, KIND: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr
+):
+    """Single weights as float32, whatever form they are stored in: rows int64, all of which exist."""
+    if KIND == 4:
+        word = (rows // 4) * stride + (cols // 64) * 64 + (rows % 4) * 16 + cols % 16
+        q = (tl.load(w + word, mask=there, other=0).to(tl.int32) >> (4 * ((cols % 64) // 16))) & 15
+        cell = (rows // 4) * n_groups + cols // GROUP
+        zero = 8.0
+        if HAS_ZEROS:
+            zero = ((tl.load(z + cell, mask=there, other=0) >> (8 * (rows % 4))) & 0xFF).to(tl.float32)
+        y = (q.to(tl.float32) - zero) * half_of(tl.load(s + cell, mask=there, other=0), rows % 4)
+    else:
+        y = tl.load(w + rows * stride + cols, mask=there, other=0).to(tl.float32)
+        if KIND == 8:
+            y *= tl.load(s + rows)
+    return y
+
+
+@triton.jit
 def _dot_words(
     words, s, z, s_late, z_late, v0, v1, v2, v3, two_23, R: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr
 ):

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.triton.chain import await_previous, chained
-from labkit.kernels.triton.dot import half_of
+from labkit.kernels.triton.dot import weights_at
 from labkit.kernels.triton.product import Matrix
 
 BLOCK = 1024
@@ -29,18 +29,7 @@ def _lookup(
     row = tl.load(token).to(tl.int64)
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < n_in
-    if KIND == 4:
-        word = (row // 4) * stride + (cols // 64) * 64 + (row % 4) * 16 + cols % 16
-        q = (tl.load(table + word, mask=inside, other=0).to(tl.int32) >> (4 * ((cols % 64) // 16))) & 15
-        cell = (row // 4) * n_groups + cols // GROUP
-        zero = 8.0
-        if HAS_ZEROS:
-            zero = ((tl.load(zeros + cell, mask=inside, other=0) >> (8 * (row % 4))) & 0xFF).to(tl.float32)
-        y = (q.to(tl.float32) - zero) * half_of(tl.load(scales + cell, mask=inside, other=0), (row % 4))
-    else:
-        y = tl.load(table + row * stride + cols, mask=inside, other=0).to(tl.float32)
-        if KIND == 8:
-            y *= tl.load(scales + row)
+    y = weights_at(table, scales, zeros, row, cols, inside, stride, n_groups, KIND, GROUP, HAS_ZEROS)
     tl.store(out + cols, (y * factor).to(out.dtype.element_ty), mask=inside)
 
 

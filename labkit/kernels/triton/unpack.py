@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.triton.dot import half_of
+from labkit.kernels.triton.dot import weights_at
 from labkit.kernels.triton.product import Matrix, project
 
 FEW_TOKENS = 8
@@ -27,18 +27,8 @@ def _unpack(
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     cols = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
     there = (rows < n_out) & (cols < n_in)
-    wide = rows.to(tl.int64)
-    if KIND == 4:
-        word = (wide // 4) * stride + (cols // 64) * 64 + (rows % 4) * 16 + cols % 16
-        q = (tl.load(weight + word, mask=there, other=0).to(tl.int32) >> (4 * ((cols % 64) // 16))) & 15
-        cell = (wide // 4) * n_groups + cols // GROUP
-        zero = 8.0
-        if HAS_ZEROS:
-            zero = ((tl.load(zeros + cell, mask=there, other=0) >> (8 * (rows % 4))) & 0xFF).to(tl.float32)
-        y = (q.to(tl.float32) - zero) * half_of(tl.load(scales + cell, mask=there, other=0), (rows % 4))
-    else:
-        y = tl.load(weight + wide * stride + cols, mask=there, other=0).to(tl.float32)
-        y *= tl.load(scales + rows, mask=rows < n_out, other=0.0)
+    wide = tl.minimum(rows, n_out - 1).to(tl.int64)
+    y = weights_at(weight, scales, zeros, wide, cols, there, stride, n_groups, KIND, GROUP, HAS_ZEROS)
     tl.store(out + wide * n_in + cols, y.to(out.dtype.element_ty), mask=there)
 
 
