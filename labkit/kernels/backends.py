@@ -1,6 +1,9 @@
 """Backends: who computes a step. Each is a registry entry whose ``build`` returns a step function.
 
-    build(config, transformer=..., cache=...) -> step(token_ids, *, timer, should_stop) -> logits (n_sequences, V)
+    build(config, transformer=..., cache=...)
+        -> step(token_ids, *, counts=None, timer, should_stop) -> logits (n_sequences, V)
+
+``counts`` {sequence id: tokens} says which sequence each run of ``token_ids`` extends; None: all of sequence 0.
 
 ``reference`` is the model's own forward in plain PyTorch; every other backend equals it. A backend that cannot
 serve a model or a cache hands the work to the reference and says why: ``step.reason``, and ``reason_for`` before
@@ -17,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit import registry
 from labkit.kernels.cpu import fused
+from labkit.kernels.cpu.compilation import compilation
 from labkit.registry import register
 
 StepFunction = Callable[..., Tensor]
@@ -31,8 +36,10 @@ class ReferenceStep:
     def __init__(self, transformer: Any, cache: Any, reason: str = "") -> None:
         self.transformer, self.cache, self.reason = transformer, cache, reason
 
-    def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
-        return self.transformer(token_ids, self.cache, last_only=True, timer=timer, should_stop=should_stop)
+    def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+        return self.transformer(
+            token_ids, self.cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop
+        )
 
 
 @register("backend", "reference", summary="Plain PyTorch, layer by layer: the textbook and the oracle")
@@ -61,25 +68,25 @@ class WaitingStep:
         note = f"{first} plain PyTorch, while the compiled step was being compiled"
         return "; ".join(filter(None, (note, getattr(self._step, "reason", ""))))
 
-    def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+    def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if self._step is None:
-            compiled = fused.compilation()
+            compiled = compilation()
             if compiled.ready():
                 with timer("schedule"):
                     self._step = self._build()
             elif compiled.state == "failed":
                 self._reference.reason = f"compiling failed: {compiled.reason}"
         self._n_waited += self._step is None
-        return (self._step or self._reference)(token_ids, timer=timer, should_stop=should_stop)
+        return (self._step or self._reference)(token_ids, counts=counts, timer=timer, should_stop=should_stop)
 
 
 @register("backend", "fused", summary="A whole decode step in one compiled function, on packed or plain weights")
 def build_fused(config: None, *, transformer: Any, cache: Any) -> StepFunction:
-    reason = reason_for("fused", transformer=transformer, cache=cache)
+    made, reason = fused.find(transformer, cache)
     if reason:
         return ReferenceStep(transformer, cache, reason)
-    build = partial(fused.FusedStep, transformer, cache, torch.get_num_threads())
-    return build() if fused.compilation().ready() else WaitingStep(transformer, cache, build)
+    build = partial(fused.FusedStep, transformer, cache, torch.get_num_threads(), made)
+    return build() if compilation().ready() else WaitingStep(transformer, cache, build)
 
 
 def _no_cuda_graph() -> str | None:
@@ -115,26 +122,39 @@ def reason_for(name: str, *, transformer: Any, cache: Any) -> str | None:
         return why_not(transformer, cache)
     if name != "fused":
         return None
-    return fused.why_not(transformer) or fused.why_not_cache(cache)
+    return fused.find(transformer, cache)[1]
+
+
+def bind(choice: Any, *, transformer: Any, cache: Any) -> tuple[str, StepFunction]:
+    """The name of the backend that ``choice`` (a name, a config, or "auto") means, and its step for this cache."""
+    backend, config = registry.find("backend", _default(transformer) if choice == "auto" else choice)
+    step = backend.build(config, transformer=transformer, cache=cache)
+    if choice == "auto" and isinstance(step, ReferenceStep):
+        return "reference", ReferenceStep(transformer, cache)  # nothing else was asked for: there is nothing to excuse
+    return backend.name, step
+
+
+def _default(transformer: Any) -> str:
+    """What "auto" tries."""
+    return "cuda-graph" if transformer.device.type == "cuda" and _no_cuda_graph() is None else "fused"
 
 
 def choose(choice: Any, *, transformer: Any, cache: Any) -> Any:
     """The backend that ``"auto"`` means for this model and cache; any other choice is returned as it is."""
     if choice != "auto":
         return choice
-    on_gpu = transformer.device.type == "cuda" and _no_cuda_graph() is None
-    name = "cuda-graph" if on_gpu else "fused"
+    name = _default(transformer)
     return "reference" if reason_for(name, transformer=transformer, cache=cache) else name
 
 
 def prepare(name: str = "fused", *, timeout_s: float | None = None) -> bool:
     """Wait until the backend ``name`` is compiled (None: as long as it takes); whether it is. For benchmarks."""
-    return fused.compilation().ready(timeout_s) if name == "fused" else True
+    return compilation().ready(timeout_s) if name == "fused" else True
 
 
 def rouse(name: str) -> None:
     """Wake the threads of the backend ``name``, as they are within a run: before a step that is timed alone."""
-    if name == "fused" and fused.compilation().state == "ready":
+    if name == "fused" and compilation().state == "ready":
         from labkit.kernels.cpu.team import team
 
         team(torch.get_num_threads()).rouse()
@@ -142,4 +162,4 @@ def rouse(name: str) -> None:
 
 def status() -> str:
     """One line for the reader: whether the compiled step is ready, and what serves meanwhile."""
-    return fused.compilation().describe()
+    return compilation().describe()

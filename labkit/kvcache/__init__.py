@@ -1,7 +1,8 @@
 """How keys and values are stored. Importing this room registers every kind."""
 
 from labkit.kvcache import none, contiguous, paged, quantized_kinds, sliding, offloaded  # noqa: I001 - the order of menus
-from labkit.kvcache.base import CacheFull, Entry, KVCache, LayerEntries, Segment
+from labkit.kvcache.base import KVCache
+from labkit.kvcache.parts import CacheFull, Entry, LayerEntries, Segment
 from labkit.kvcache.forms import Int4, Int8
 from labkit.kvcache.offloaded import Offloaded
 from labkit.kvcache.paged import Paged

@@ -21,65 +21,14 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from labkit.kernels import ops
+from labkit.kvcache.parts import CacheFull, LayerEntries, Segment
 from labkit.kvcache.usage import Usage
-
-
-class CacheFull(ValueError):
-    """There is no room for the step's tokens. Nothing was stored: free a sequence and try again."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor that a layer stores per token, e.g. ``Entry("k", (G, D))``."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def n_values(self) -> int:
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n
-
-
-@dataclass(frozen=True)
-class LayerEntries:
-    """What one layer asks its cache to keep, and how far back its tokens see."""
-
-    entries: tuple[Entry, ...]
-    window: int | None = None
-    n_sinks: int = 0
-    tokens_per_entry: int = 1
-
-    @property
-    def values_per_token(self) -> float:
-        return sum(entry.n_values for entry in self.entries) / self.tokens_per_entry
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The rows of a step that belong to one sequence."""
-
-    sequence_id: int
-    row: int
-    n_new: int
-    n_past: int
-
-    @property
-    def n_total(self) -> int:
-        return self.n_past + self.n_new
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.row, self.row + self.n_new)
 
 
 class KVCache(ABC):
@@ -93,6 +42,9 @@ class KVCache(ABC):
     lossless: ClassVar[bool] = True
     keeps_history: ClassVar[bool] = True
     """False: the caller passes the whole sequence at each step."""
+    in_place_tokens: ClassVar[int] = 0
+    """New tokens of a sequence that may all be stored before any of them is attended to: what a compiled step does,
+    where ``rows_at`` (rows beside each other) or ``spec`` (blocks) tells it. 0: this kind is not read in place."""
 
     def __init__(
         self,
@@ -120,9 +72,13 @@ class KVCache(ABC):
     # --- one step -------------------------------------------------------------------------------------
 
     def begin(self, counts: int | Mapping[int, int]) -> Tensor:
-        """Open a step: ``counts`` new tokens for each sequence id (an int means sequence 0). Returns their
-        positions, (T,) int64. Raises CacheFull, a ValueError, when they do not fit, and RuntimeError when another
-        thread is in the middle of a step."""
+        """``open`` a step and return its ``positions``."""
+        self.open(counts)
+        return self.positions()
+
+    def open(self, counts: int | Mapping[int, int]) -> None:
+        """Open a step: ``counts`` new tokens for each sequence id (an int means sequence 0). Raises CacheFull, a
+        ValueError, when they do not fit, and RuntimeError when another thread is in the middle of a step."""
         counts = {0: counts} if isinstance(counts, int) else counts
         self._claim()
         segments, row = [], 0
@@ -150,7 +106,10 @@ class KVCache(ABC):
             self._abandon()
             raise
         self._stepping = threading.current_thread()
-        positions = [torch.arange(s.n_past, s.n_total, device=self.device) for s in segments]
+
+    def positions(self) -> Tensor:
+        """The positions of the open step's tokens in their sequences, (T,) int64."""
+        positions = [torch.arange(s.n_past, s.n_total, device=self.device) for s in self.segments]
         return positions[0] if len(positions) == 1 else torch.cat(positions)
 
     @abstractmethod
@@ -259,6 +218,21 @@ class KVCache(ABC):
     def last_rows(self) -> list[int]:
         """The row of each sequence's last token in the open step."""
         return [segment.row + segment.n_new - 1 for segment in self.segments]
+
+    # --- for compiled steps ---------------------------------------------------------------------------
+
+    def sight(self, layer_idx: int) -> LayerEntries:
+        """How far back a layer's tokens see in this cache."""
+        return self.layers[layer_idx]
+
+    def slot_of(self, sequence_id: int) -> int:
+        """Which of the ``n_sequences`` places a sequence has."""
+        raise NotImplementedError(f"the {self.kind} cache is not read in place")
+
+    def rows_at(self, layer_idx: int) -> dict[str, int]:
+        """Addresses of ``k`` and ``v``, (n_sequences, G, rows, D); ``slot_stride`` and ``head_stride`` in bytes; a
+        position lies in its own row, or, where ``ring`` is not 0, at ``ring_sinks`` + (p - ring_sinks) mod ring."""
+        raise NotImplementedError(f"the {self.kind} cache keeps no rows beside each other")
 
     # --- for the kinds --------------------------------------------------------------------------------
 

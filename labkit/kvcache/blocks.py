@@ -16,10 +16,11 @@ from torch import Tensor
 
 from labkit.kernels import ops
 from labkit.kvcache.allocator import BlockAllocator
-from labkit.kvcache.base import CacheFull, KVCache, LayerEntries, Segment
+from labkit.kvcache.base import KVCache
 from labkit.kvcache.online import OnlineAttention
+from labkit.kvcache.parts import CacheFull, LayerEntries, Segment
 from labkit.kvcache.prefixes import Prefixes
-from labkit.kvcache.reader import COMPILING, StepRows, make_reader
+from labkit.kvcache.reader import COMPILING, SHORT_TOKENS, StepRows, make_reader
 from labkit.kvcache.usage import Usage
 
 PIECE_TOKENS = 512
@@ -28,6 +29,8 @@ PIECE_TOKENS = 512
 
 class BlockCache(KVCache):
     """The tables and the bookkeeping. ``table`` (n_sequences, max_blocks) int32 is what kernels read."""
+
+    in_place_tokens = SHORT_TOKENS
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class BlockCache(KVCache):
                 blocks.append(self.allocator.allocate())
             self._show(segment.sequence_id, first)
         self._bind()
-        self._step = StepRows(self) if self.reader else None
+        self._step = StepRows(self)
 
     def _n_to_allocate(self, segment: Segment) -> int:
         blocks = self._blocks.get(segment.sequence_id, [])
@@ -151,10 +154,9 @@ class BlockCache(KVCache):
 
     def attend(self, layer_idx: int, q: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
         step = self._step
-        if step is None or not step.short:
+        if self.reader is None or not step.short:
             outs = [self._attend_one(layer_idx, segment, q[segment.rows], scale, softcap) for segment in self.segments]
-            return outs[0] if len(outs) == 1 else torch.cat(outs)
-        assert self.reader is not None
+            return torch.cat(outs)
         rows = step.of(self.layers[layer_idx].window)
         if not step.long:
             return self.reader.attend(layer_idx, q, rows, scale, softcap)
@@ -275,17 +277,24 @@ class BlockCache(KVCache):
 
     # --- for kernels ----------------------------------------------------------------------------------
 
+    def slot_of(self, sequence_id: int) -> int:
+        return self._rows[sequence_id]
+
+    def step_rows(self, window: int | None) -> Any:
+        """What the open step's tokens see, for layers with this window: (T, 4) int64 (``reader.Rows``)."""
+        return self._step.of(window).array
+
     @abstractmethod
     def stored(self, layer_idx: int) -> dict[str, Tensor]:
         """The tensors of one layer, by name."""
 
     @abstractmethod
     def kernel_sizes(self, layer_idx: int) -> dict[str, Any]:
-        """What ``cpu_cache.why_not`` asks."""
+        """What ``kernels.cpu.stored.why_not`` asks."""
 
     @abstractmethod
     def spec(self, layer_idx: int) -> dict[str, int]:
-        """What ``cpu_cache.make_spec`` asks."""
+        """What ``kernels.cpu.stored.make_spec`` asks."""
 
     @abstractmethod
     def _sizes(self) -> tuple[int, int, int]:

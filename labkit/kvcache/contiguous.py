@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kvcache.base import CacheFull, KVCache, LayerEntries, Segment
+from labkit.kvcache.base import KVCache
+from labkit.kvcache.parts import CacheFull, LayerEntries, Segment
 from labkit.registry import register
 
 
@@ -20,6 +21,7 @@ class ContiguousCache(KVCache):
     """``store[layer][name]`` is (n_sequences, G, capacity, D): a head's keys lie side by side."""
 
     kind = "contiguous"
+    in_place_tokens = 1 << 30
 
     def __init__(self, layers: Sequence[LayerEntries], **sizes: Any) -> None:
         super().__init__(layers, **sizes)
@@ -43,8 +45,13 @@ class ContiguousCache(KVCache):
                 self._slots[segment.sequence_id] = next(i for i in range(self.n_sequences) if i not in taken)
 
     def slot_of(self, sequence_id: int) -> int:
-        """Where in ``store``'s first dimension the sequence lies."""
         return self._slots[sequence_id]
+
+    def rows_at(self, layer_idx: int) -> dict[str, int]:
+        k, v = self.store[layer_idx]["k"], self.store[layer_idx]["v"]
+        slot_stride, head_stride = k.stride(0) * k.itemsize, k.stride(1) * k.itemsize
+        at = {"k": k.data_ptr(), "v": v.data_ptr(), "slot_stride": slot_stride, "head_stride": head_stride}
+        return at | {"ring": 0, "ring_sinks": 0}
 
     def append(self, layer_idx: int, **entries: Tensor) -> None:
         for name, new in entries.items():

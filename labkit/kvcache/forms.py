@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.kvcache.base import LayerEntries
 from labkit.kvcache.grid import BITS
+from labkit.kvcache.parts import LayerEntries
 from labkit.registry import option
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kvcache.base import KVCache, LayerEntries, Segment
+from labkit.kvcache.base import KVCache
+from labkit.kvcache.parts import LayerEntries, Segment
 from labkit.registry import register
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kvcache.base import LayerEntries, Segment
 from labkit.kvcache.contiguous import ContiguousCache
+from labkit.kvcache.parts import LayerEntries, Segment
 from labkit.registry import option, register
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.kvcache.base import LayerEntries, Segment
 from labkit.kvcache.blocks import PIECE_TOKENS, BlockCache
 from labkit.kvcache.forms import Form, Int8, block_nbytes
 from labkit.kvcache.grid import dequantize_keys, dequantize_values, quantize_keys, quantize_values
+from labkit.kvcache.parts import LayerEntries, Segment
 
 
 class QuantizedCache(BlockCache):
@@ -237,7 +237,7 @@ class QuantizedCache(BlockCache):
         }
 
     def spec(self, layer_idx: int) -> dict[str, int]:
-        from labkit.kernels.cpu_cache_simd import KINDS
+        from labkit.kernels.cpu.stored_simd import KINDS
 
         store = self.store[layer_idx]
         fields: dict[str, Any] = self.kernel_sizes(layer_idx) | {

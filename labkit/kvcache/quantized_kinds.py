@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.kvcache.base import KVCache, LayerEntries
+from labkit.kvcache.base import KVCache
 from labkit.kvcache.forms import Int4, Int8
+from labkit.kvcache.parts import LayerEntries
 from labkit.kvcache.quantized import QuantizedCache
 from labkit.registry import register
 

@@ -57,7 +57,7 @@ class StepRows:
 
 
 class CpuReader:
-    """``labkit.kernels.cpu_cache`` over a cache's tensors."""
+    """``labkit.kernels.cpu.stored`` over a cache's tensors."""
 
     def __init__(self, cache: BlockCache, kernel: Any) -> None:
         self.cache, self.kernel = cache, kernel
@@ -80,7 +80,7 @@ class CpuReader:
 
 
 class TritonReader:
-    """``labkit.kernels.triton_cache`` over a cache's tensors."""
+    """``labkit.kernels.triton.stored`` over a cache's tensors."""
 
     def __init__(self, cache: BlockCache, kernel: Any) -> None:
         self.cache, self.kernel = cache, kernel
@@ -102,10 +102,10 @@ def make_reader(cache: BlockCache) -> tuple[Any, str | None]:
     """The reader for a cache's storage on its device, or None and why there is none (yet)."""
     if cache.device.type == "cuda":
         try:
-            from labkit.kernels import triton_cache
+            from labkit.kernels.triton import stored
         except ImportError:
             return None, "Triton is not installed here"
-        return TritonReader(cache, triton_cache), None
+        return TritonReader(cache, stored), None
     if cache.device.type != "cpu":
         return None, f"there is no kernel for {cache.device.type}"
     compiling = compile_cpu_kernel()
@@ -132,9 +132,9 @@ def compile_cpu_kernel() -> Future[tuple[Any, str | None]]:
 
 def _compile() -> tuple[Any, str | None]:
     try:
-        from labkit.kernels import cpu_cache
+        from labkit.kernels.cpu import stored
 
-        cpu_cache.compile_now()
+        stored.compile_now()
     except Exception as error:  # noqa: BLE001 - whatever the platform lacks, PyTorch reads the cache instead
         return None, f"numba cannot compile the CPU kernel here: {error}"
-    return cpu_cache, None
+    return stored, None

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.kernels import ops
-from labkit.kvcache.base import KVCache, LayerEntries, Segment
+from labkit.kvcache.base import KVCache
+from labkit.kvcache.parts import LayerEntries, Segment
 from labkit.kvcache.usage import Usage
 from labkit.registry import option, register
 
@@ -100,6 +101,7 @@ class SlidingCache(KVCache):
     """``store[layer][name]`` is (n_sequences, G, n_sinks + ring, D)."""
 
     kind = "sliding"
+    in_place_tokens = ROLLBACK_TOKENS
 
     def __init__(self, layers: Sequence[LayerEntries], *, config: Sliding | None = None, **sizes: Any) -> None:
         config = config or Sliding()
@@ -187,6 +189,18 @@ class SlidingCache(KVCache):
         if key not in self._positions:
             self._positions[key] = room.positions(segment.n_total, self.device)
         return store["k"][slot, :, :n], store["v"][slot, :, :n], self._positions[key]
+
+    def sight(self, layer_idx: int) -> LayerEntries:
+        return self.sights[layer_idx]
+
+    def slot_of(self, sequence_id: int) -> int:
+        return self._slots[sequence_id]
+
+    def rows_at(self, layer_idx: int) -> dict[str, int]:
+        k, v, room = self.store[layer_idx]["k"], self.store[layer_idx]["v"], self._rooms[layer_idx]
+        slot_stride, head_stride = k.stride(0) * k.itemsize, k.stride(1) * k.itemsize
+        at = {"k": k.data_ptr(), "v": v.data_ptr(), "slot_stride": slot_stride, "head_stride": head_stride}
+        return at | {"ring": room.ring, "ring_sinks": room.n_sinks}
 
     def _joined(self, layer_idx: int, s: Segment) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is left of the past, then a long step's own tokens, which are not in the store yet."""

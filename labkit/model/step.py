@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,9 +26,8 @@ def _never() -> bool:
 
 @dataclass
 class Step:
-    """T tokens on their way through the model: their positions, their cache, and those who look on."""
+    """T tokens on their way through the model: their cache, which knows their positions, and those who look on."""
 
-    positions: Tensor
     cache: KVCache
     timer: Any = NULL_TIMER
     should_stop: Callable[[], bool] = _never
@@ -37,6 +37,11 @@ class Step:
     """Rotary frequencies by (rope, d_head, length): the model's own, so that a step need not make them."""
     _angles: dict[tuple[Rope, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    @cached_property
+    def positions(self) -> Tensor:
+        """Of each token in its sequence, (T,) int64."""
+        return self.cache.positions()
+
     def angles(self, rope: Rope, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin for this step's positions, made once however many layers share the same rotation.
 
@@ -45,13 +50,26 @@ class Step:
         """
         key = (rope, d_head, dtype)
         if key not in self._angles:
-            length = self.cache.capacity_tokens if rotary.depends_on_length(rope) else 0
-            made = self.frequencies.get((rope, d_head, length))
-            if made is None:
-                made = rotary.inverse_frequencies(rope, d_head, length).to(self.positions.device)
-                self.frequencies[rope, d_head, length] = made
+            made = self._frequencies_of(rope, d_head)
             self._angles[key] = rotary.turn(made, self.positions, dtype, rotary.attention_factor(rope))
         return self._angles[key]
+
+    def angles_at(self, positions: Tensor, rope: Rope, d_head: int) -> tuple[Tensor, Tensor]:
+        """The same for other positions of the same cache, float32: for kernels that look theirs up."""
+        made = self._frequencies_of(rope, d_head)
+        return rotary.turn(made, positions, torch.float32, rotary.attention_factor(rope))
+
+    def rope_length(self, rope: Rope) -> int:
+        """The length of sequence that the rotation is scaled for; 0 when it does not depend on any."""
+        return self.cache.capacity_tokens if rotary.depends_on_length(rope) else 0
+
+    def _frequencies_of(self, rope: Rope, d_head: int) -> Tensor:
+        length = self.rope_length(rope)
+        made = self.frequencies.get((rope, d_head, length))
+        if made is None:
+            made = rotary.inverse_frequencies(rope, d_head, length).to(self.cache.device)
+            self.frequencies[rope, d_head, length] = made
+        return made
 
     def check(self) -> None:
         """Raise Cancelled when the run was asked to stop: called between layers, so Stop is prompt."""

@@ -64,14 +64,8 @@ class Transformer(nn.Module):
         the named activations (``labkit.model.watch``). Raises ValueError when a sequence outgrows the context.
         """
         with timer("embed"):
-            step = self.begin(cache, len(token_ids) if counts is None else counts, timer, should_stop, watch)
-            x = embed(
-                token_ids,
-                step.positions,
-                table=self.embedding,
-                position_table=self.positions,
-                scale=self.config.embedding_scale,
-            )
+            step = self.open(cache, len(token_ids) if counts is None else counts, timer, should_stop, watch)
+            x = self.embed(token_ids, step)
         if watch is not None:
             watch.hidden(-1, x)
         for layer_idx, block in enumerate(self.layers):
@@ -89,7 +83,7 @@ class Transformer(nn.Module):
         with timer("lm_head"):
             return self.logits(x)
 
-    def begin(
+    def open(
         self,
         cache: KVCache,
         counts: Any,
@@ -98,14 +92,20 @@ class Transformer(nn.Module):
         watch: Any = None,
     ) -> Step:
         """Open a step of ``counts`` new tokens in ``cache``. Raises ValueError when one outgrows the context."""
-        positions, context = cache.begin(counts), self.config.context_tokens
+        cache.open(counts)
+        context = self.config.context_tokens
         for segment in cache.segments:
             if segment.n_total > context:
                 raise ValueError(
                     f"sequence {segment.sequence_id} would hold {segment.n_total} tokens; this model's context is "
                     f"{context}: shorten the prompt, or generate fewer tokens."
                 )
-        return Step(positions, cache, timer, should_stop, watch, self._frequencies)
+        return Step(cache, timer, should_stop, watch, self._frequencies)
+
+    def embed(self, token_ids: Tensor, step: Step) -> Tensor:
+        """What the layers see of ``token_ids`` (T,), the tokens of an open step: (T, M)."""
+        scale = self.config.embedding_scale
+        return embed(token_ids, step.positions, table=self.embedding, position_table=self.positions, scale=scale)
 
     def logits(self, x: Tensor) -> Tensor:
         """Hidden states (T, M), normed, to logits (T, V)."""

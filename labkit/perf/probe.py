@@ -202,11 +202,8 @@ class Bench:
         timer: Any = CudaTimer(detail_every=0) if self.engine.device == "cuda" else Timer(detail_every=0)
         timer.begin()
         timer.begin_step("prefill" if point.n_new > 1 else "decode")
-        if point.n_sequences == 1:
-            step(ids, timer=timer, should_stop=self._between_layers)
-        else:
-            counts = dict.fromkeys(range(point.n_sequences), point.n_new)
-            self.transformer(ids, cache, counts=counts, last_only=True, timer=timer, should_stop=self._between_layers)
+        counts = None if point.n_sequences == 1 else dict.fromkeys(range(point.n_sequences), point.n_new)
+        step(ids, counts=counts, timer=timer, should_stop=self._between_layers)
         timer.end_step()
         if isinstance(timer, CudaTimer):
             timer.finish()

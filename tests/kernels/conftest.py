@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from labkit.kernels import backends
-from labkit.kernels.cpu import choice, fused
+from labkit.kernels.cpu import choice
+from labkit.kernels.cpu.compilation import compilation
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
-    assert backends.prepare("fused"), fused.compilation().reason
+    assert backends.prepare("fused"), compilation().reason
 
 
 @pytest.fixture(autouse=True)

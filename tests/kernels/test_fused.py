@@ -10,7 +10,6 @@ import torch
 from labkit.kernels import backends
 from labkit.kernels.cpu import fused, linear
 from labkit.kvcache.contiguous import ContiguousCache
-from labkit.kvcache.none import NoCache
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import Int4, Int8
 from tests.kernels.compare import cache_for, compare, dense_twin, quantize, run
@@ -119,10 +118,10 @@ def test_what_is_not_compiled_is_served_by_the_reference_with_a_reason(name):
 
 def test_a_cache_without_a_compiled_step_is_served_by_the_reference():
     transformer = random_model(FAMILIES["llama"])
-    cache = NoCache(transformer.cache_entries, capacity_tokens=8)
+    cache = cache_for(transformer, torch.float16)
     step = backends.build_fused(None, transformer=transformer, cache=cache)
     assert step.computed_by == "reference"
-    assert "none cache" in step.reason
+    assert "float16 cache" in step.reason
 
 
 def test_the_reference_serves_until_the_step_is_compiled(monkeypatch):
@@ -133,7 +132,7 @@ def test_the_reference_serves_until_the_step_is_compiled(monkeypatch):
             return self.is_ready
 
     slow = Slow()
-    monkeypatch.setattr(fused, "compilation", lambda: slow)
+    monkeypatch.setattr(backends, "compilation", lambda: slow)
     transformer = random_model(FAMILIES["llama"])
     with torch.inference_mode():
         step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer))

@@ -87,11 +87,18 @@ def test_a_long_prompt_crosses_tiles_of_keys(n_heads, n_kv_heads, dtype):
 @pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32), Int4(group_size=32, head="int4")], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_looking_tokens_up_equals_torchs_embedding(weights, dtype):
-    embedding = quantize(random_model(FAMILIES["llama"]).to(dtype), weights).embedding
-    ids = torch.tensor([5, 0, 100, 5])
-    found = lookup.rows(embedding, ids)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, embedding(ids).float())
+    for family in ("llama", "gpt2", "gemma2"):
+        transformer = quantize(random_model(FAMILIES[family]).to(dtype), weights)
+        ids, cache = torch.tensor([5, 0, 100, 5]), cache_for(transformer, dtype)
+        opened = transformer.open(cache, len(ids))
+        found = torch.from_numpy(lookup.Table(transformer).rows(ids.numpy(), opened))
+        assert found.dtype == torch.float32
+        wanted = transformer.embedding(ids)
+        if family == "gemma2":
+            wanted = wanted * torch.tensor(8.0, dtype=dtype)
+        if family == "gpt2":
+            wanted = wanted + transformer.positions.weight[:4]
+        assert torch.equal(found, wanted.float())
 
 
 @pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)

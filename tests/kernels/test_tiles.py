@@ -19,7 +19,7 @@ def test_an_integer_tile_is_exact(monkeypatch, portable, of_bytes, n):
 
     @njit
     def run(w, x, x_stride, n, scales, sums, steps, out, out_stride):
-        tile(w, x, x_stride, n, scales, sums, steps, out, out_stride)
+        tile(w, x, x_stride, n, scales, sums, steps, out, out_stride, w)
 
     rng = np.random.default_rng(n)
     kind, top = (np.int8, 63) if of_bytes else (np.int16, 2000)

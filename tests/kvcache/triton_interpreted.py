@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from labkit.kernels import triton_cache
+from labkit.kernels.triton import stored as triton_cache
 from labkit.kvcache import blocks
 from labkit.kvcache.reader import TritonReader
 from tests.kvcache.drive import BLOCKED, Driver, build, layer

@@ -26,7 +26,10 @@ from labkit.kernels.cpu.plan import (
     N_HEADS,
     N_KV,
     N_SINKS,
+    RING,
+    RING_SINKS,
     SCALE,
+    SLOT_STRIDE,
     SOFTCAP,
     V_CACHE,
     WINDOW,
@@ -41,8 +44,16 @@ LOWEST = np.float32(-1e30)
 
 
 @njit(**options)
-def attend(layer, numbers, q, n_stored, part, n_parts, partial, scores):
-    """One part of one token's attention: every head over a share of the keys it may see.
+def row_of(layer, position):
+    """The row of a sequence's store where a position lies: the position itself, or behind the sinks in a ring."""
+    if layer[RING] == 0 or position < layer[RING_SINKS]:
+        return position
+    return layer[RING_SINKS] + (position - layer[RING_SINKS]) % layer[RING]
+
+
+@njit(**options)
+def attend(layer, numbers, q, n_stored, slot, part, n_parts, partial, scores):
+    """One part of one token's attention: every head over a share of the keys it may see in the slot's sequence.
 
     q (H, D) at an address, rotated; partial (H, D + 2) at an address: the unnormalised sum of values, the largest
     score and the sum of exponentials, to be merged with the other parts'.
@@ -62,16 +73,18 @@ def attend(layer, numbers, q, n_stored, part, n_parts, partial, scores):
         _begin(out, d)
         at = first
         while at < end:
-            # A tile lies within the sinks or within the window: consecutive rows of the cache.
+            # A tile lies within the sinks or within the window, and ends where a ring does: consecutive rows.
             stop = min(at + TILE, end)
             if at < sinks:
                 stop = min(stop, sinks)
-                key = at
+                key = row_of(layer, at)
             else:
-                key = at - sinks + low
-            offset = head // rows * layer[HEAD_STRIDE] + key * d * size
-            keys, values = layer[K_CACHE] + offset, layer[V_CACHE] + offset
-            n = stop - at
+                key = row_of(layer, at - sinks + low)
+            if layer[RING] != 0:
+                turn = layer[RING_SINKS] if key < layer[RING_SINKS] else layer[RING_SINKS] + layer[RING]
+                stop = min(stop, at + turn - key)
+            offset = slot * layer[SLOT_STRIDE] + head // rows * layer[HEAD_STRIDE] + key * d * size
+            keys, values, n = layer[K_CACHE] + offset, layer[V_CACHE] + offset, stop - at
             _scores(bf16, keys, d, n, q_head, scores)
             _settle(scores, n, numbers[SCALE], numbers[SOFTCAP], d, out)
             if bf16:
@@ -82,7 +95,7 @@ def attend(layer, numbers, q, n_stored, part, n_parts, partial, scores):
 
 
 @njit(**options)
-def attend_block(layer, numbers, q, q_row, n_tokens, n_past, partial, partial_row, scores, panels):
+def attend_block(layer, numbers, q, q_row, n_tokens, n_past, slot, partial, partial_row, scores, panels):
     """Attention of consecutive tokens in a layer without a window, on one thread.
 
     q (T, H, D) and partial (T, H, D + 2), rows apart. A tile of keys and values is fetched (and widened to float32 in
@@ -98,7 +111,7 @@ def attend_block(layer, numbers, q, q_row, n_tokens, n_past, partial, partial_ro
     for key in range(0, n_past + n_tokens, TILE):
         n_tile = min(TILE, n_past + n_tokens - key)
         for group in range(layer[N_KV]):
-            at = group * layer[HEAD_STRIDE] + key * d * size
+            at = slot * layer[SLOT_STRIDE] + group * layer[HEAD_STRIDE] + key * d * size
             keys, values = layer[K_CACHE] + at, layer[V_CACHE] + at
             if bf16:
                 tiles.unpack_bf16(keys, n_tile * d, panels)
@@ -124,7 +137,8 @@ def _take_heads(keys, values, n, d, scale, cap, q, out, scores):
     """n keys and values (float32) into the running sums of ``HEADS`` heads of one group."""
     k = 0
     while k + 4 <= n:
-        tiles.tile_fp32_3(keys + 4 * d * k, q, 4 * d, d, scores + 4 * k, 4 * TILE)
+        at = keys + 4 * d * k
+        tiles.tile_fp32_3(at, q, 4 * d, d, scores + 4 * k, 4 * TILE, at)
         k += 4
     while k < n:
         for h in range(HEADS):

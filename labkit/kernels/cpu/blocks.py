@@ -15,13 +15,8 @@ from numba import carray, njit
 
 from labkit.kernels.cpu import rowwise
 from labkit.kernels.cpu.plan import (
-    BF16,
-    CACHE_FORMAT,
     COS,
-    D_HEAD,
-    HEAD_STRIDE,
     INTERLEAVED,
-    N_KV,
     N_TURNED,
     SIN,
 )
@@ -74,23 +69,6 @@ def turn(heads, n_heads, d_head, layer, position):
             a, b = x[i * step], x[i * step + apart]
             x[i * step] = a * cos[i] - b * sin[i]
             x[i * step + apart] = b * cos[i] + a * sin[i]
-
-
-@njit(**options)
-def append(cache, layer, new, position):
-    """One token's heads (G, D) float32 into a contiguous cache (G, capacity, D), fp32 or bf16 rounded to even."""
-    d_head = layer[D_HEAD]
-    for head in range(layer[N_KV]):
-        x = floats(new + 4 * d_head * head, d_head)
-        if layer[CACHE_FORMAT] == BF16:
-            to = carray(array_at(cache + head * layer[HEAD_STRIDE] + 2 * d_head * position), (d_head,), np.uint16)
-            bits = carray(array_at(new + 4 * d_head * head), (d_head,), np.uint32)
-            for i in range(d_head):
-                to[i] = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        else:
-            y = floats(cache + head * layer[HEAD_STRIDE] + 4 * d_head * position, d_head)
-            for i in range(d_head):
-                y[i] = x[i]
 
 
 @njit(**options)

@@ -35,6 +35,8 @@ from labkit.kernels.packed import TOKEN_LEVELS
 
 LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK = range(4, 11)
 """Cells of a product's job; the first four are the team's. Strides in bytes."""
+AHEAD_ROWS = 8
+"""How far ahead of the rows that are multiplied the next are asked for: arithmetic then hides the memory."""
 TOKENS = 96
 """Tokens that meet an unpacked panel before the next is unpacked."""
 
@@ -77,10 +79,12 @@ def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threa
     of_bytes = kind == INT8 and linear[GROUP] != 0 and n_tokens > 1
     if kind == INT8:
         n, x, x_stride = linear[STRIDE], work, 2 * padded
+    row_bytes = 32 * linear[STRIDE] if kind == INT4 else linear[STRIDE]
     first, end = share(linear[N_OUT], 4, rank, n_threads)
     for token in range(0, n_tokens, TOKENS):
         n_here = min(TOKENS, n_tokens - token)
         for row in range(first, end, 4):
+            ahead = linear[W] + (row + AHEAD_ROWS) * row_bytes if token == 0 else 0
             at, to = x + token * x_stride, out + token * out_stride + 4 * row
             if of_bytes and row + 4 <= linear[N_OUT]:
                 rows = linear[W] + row * linear[STRIDE]  # the weights are read as they lie
@@ -88,10 +92,12 @@ def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threa
                 _unpack(linear, row, n, panel, of_bytes)
                 rows = panel
             if kind == INT8:
-                _describe_rows(linear, row, rows, n, of_four, of_bytes)
-                _panel_integer(of_bytes, rows, at, x_stride, n, of_four, steps + 4 * token, to, out_stride, n_here)
+                _describe_rows(linear, row, of_four, of_bytes)
+                _panel_integer(
+                    of_bytes, rows, at, x_stride, n, of_four, steps + 4 * token, to, out_stride, n_here, ahead
+                )
             else:
-                _panel(rows, at, x_stride, n, to, out_stride, n_here)
+                _panel(rows, at, x_stride, n, to, out_stride, n_here, ahead, row_bytes)
             if linear[BIAS] != 0:
                 _add_bias(linear, row, token, token + n_here, out, out_stride)
 
@@ -163,7 +169,7 @@ def _unpack(linear, row, n, panel, of_bytes):
 
 
 @njit(**options)
-def _describe_rows(linear, row, rows, n, of_four, of_bytes):
+def _describe_rows(linear, row, of_four, of_bytes):
     """Four rows' scales, and for bytes their sums, for the integer tiles."""
     here = carray(array_at(of_four), (4,), np.float32)
     stored = carray(array_at(linear[SCALES]), (linear[N_OUT],), np.float32)
@@ -171,34 +177,44 @@ def _describe_rows(linear, row, rows, n, of_four, of_bytes):
         here[r] = stored[min(row + r, linear[N_OUT] - 1)]
     if of_bytes:
         sums = carray(array_at(of_four + 16), (4,), np.int32)
+        all_sums = carray(array_at(linear[ZEROS]), (linear[N_OUT],), np.int32)
         for r in range(4):
-            sums[r] = tiles.sum_bytes(rows + r * n, n)
+            sums[r] = all_sums[min(row + r, linear[N_OUT] - 1)]
 
 
 @njit(**options)
-def _panel_integer(of_bytes, rows, x, x_stride, n, of_four, steps, out, out_stride, n_tokens):
+def _panel_integer(of_bytes, rows, x, x_stride, n, of_four, steps, out, out_stride, n_tokens, ahead):
     sums, t = of_four + 16, 0
     while t + 2 <= n_tokens:
         at, to, step = x + t * x_stride, out + t * out_stride, steps + 4 * t
+        later = _later(ahead, rows, t // 2, n)
         if of_bytes:
-            tiles.tile_bytes_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+            tiles.tile_bytes_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
         else:
-            tiles.tile_int16_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+            tiles.tile_int16_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
         t += 2
     if t < n_tokens:
         at, to, step = x + t * x_stride, out + t * out_stride, steps + 4 * t
+        later = _later(ahead, rows, t // 2, n)
         if of_bytes:
-            tiles.tile_bytes_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+            tiles.tile_bytes_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
         else:
-            tiles.tile_int16_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride)
+            tiles.tile_int16_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
 
 
 @njit(**options)
-def _panel(panel, x, x_stride, n, out, out_stride, n_tokens):
+def _panel(panel, x, x_stride, n, out, out_stride, n_tokens, ahead, row_bytes):
     t = 0
     while t + 3 <= n_tokens:
-        tiles.tile_fp32_3(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+        later = _later(ahead, panel, t // 3, row_bytes)
+        tiles.tile_fp32_3(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride, later)
         t += 3
     while t < n_tokens:
-        tiles.tile_fp32_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride)
+        tiles.tile_fp32_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride, panel)
         t += 1
+
+
+@njit(**options)
+def _later(ahead, here, tile, row_bytes):
+    """What a panel's tile asks for: each of the first four a row of ``ahead`` (0: nothing), the others what is here."""
+    return ahead + tile * row_bytes if ahead != 0 and tile < 4 else here

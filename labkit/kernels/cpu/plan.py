@@ -3,7 +3,8 @@
 ``plan(transformer)`` is made once a model and holds addresses of the model's own weights (nothing is copied but norms
 and biases, widened to float32) plus every size and switch. Rows of the tables:
 
-    linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP (int8: whether tokens are rounded too)
+    linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP
+                           (int8: GROUP is whether tokens are rounded too; ZEROS is then the rows' sums)
     layers  (n, LAYER)     sizes, switches, norm addresses, and each run's cache and rotary addresses
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.kernels.cpu.turnout import Turnout
 
@@ -29,9 +30,9 @@ PER_LAYER = 7
 (
     N_HEADS, N_KV, D_HEAD, WINDOW, N_SINKS, COS, SIN, N_TURNED, INTERLEAVED, NORMS, QK_NORM, ACTIVATION, GATED, D_FF,
     ATTN_NORM, ATTN_NORM_B, FFN_NORM, FFN_NORM_B, ATTN_POST, ATTN_POST_B, FFN_POST, FFN_POST_B, Q_NORM, K_NORM,
-    CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE,
-) = range(28)  # fmt: skip
-LAYER = 28
+    CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE, SLOT_STRIDE, RING, RING_SINKS, SPEC, ROWS,
+) = range(33)  # fmt: skip
+LAYER = 33
 SCALE, SOFTCAP = range(2)
 NORM_LAYOUTS = {"pre": 0, "post": 1, "sandwich": 2}
 QK_NORMS = {None: 0, "head": 1, "full": 2}
@@ -58,23 +59,79 @@ class Plan:
     spare: Tensor | None = None
     """Working memory of the last prompt, for the next one."""
 
+    rotary: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """cos and sin for every position so far asked for, by rotation."""
+
+    @property
+    def n_att(self) -> int:
+        """float32 numbers of one token's unmerged attention, in the layer that has most."""
+        return int((self.layers[:, N_HEADS] * (self.layers[:, D_HEAD] + 2)).max())
+
     @property
     def fills_blocks(self) -> bool:
         """Whether every linear's inputs are whole blocks of 64."""
         return not (self.linears[:, N_IN] % 64).any()
 
+    def bind_rotary(self, opened: Any, config: Any) -> list[tuple[int, int, int, bool]]:
+        """COS, SIN, N_TURNED and INTERLEAVED of each layer, for all positions that the open step's cache may hold."""
+        n, found = opened.cache.capacity_tokens, []
+        for layer in config.layers:
+            rope, d_head = layer.attention.rope, layer.attention.d_head
+            if rope is None:
+                found.append((0, 0, 0, False))
+                continue
+            key = rope, d_head, opened.rope_length(rope)
+            if key not in self.rotary or len(self.rotary[key][0]) < n:
+                cos, sin = opened.angles_at(torch.arange(n), rope, d_head)
+                self.rotary[key] = cos.contiguous(), sin.contiguous()
+                self.kept += self.rotary[key]  # a run under way may still read the shorter ones
+            cos, sin = self.rotary[key]
+            found.append((cos.data_ptr(), sin.data_ptr(), cos.shape[1], rope.layout == "interleaved"))
+        return found
 
-_plans: weakref.WeakKeyDictionary[Any, tuple[list[Any], int, Plan]] = weakref.WeakKeyDictionary()
-"""By transformer: the dicts that its modules keep their parts in, what those held, and the plan made from it."""
+
+_plans: weakref.WeakKeyDictionary[Any, tuple[list[Any], int, Plan | None, str | None]] = weakref.WeakKeyDictionary()
+"""By transformer: the dicts that its modules keep their parts in, what those held, and what was found out from it."""
+
+
+def find(transformer: Any) -> tuple[Plan | None, str | None]:
+    """The tables of ``transformer``, or None and why it cannot be compiled. Made when first asked for, and again when
+    its weights have moved; to see that they have not takes a millisecond."""
+    found = _plans.get(transformer)
+    if found is None or found[1] != _stamp(found[0]):
+        held = [held for m in transformer.modules() for held in (m._modules, m._parameters, m._buffers)]
+        parts, reason = [part for part in held if part], _refusal(transformer)
+        made = None if reason else _make(transformer)
+        found = _plans[transformer] = parts, _stamp(parts), made, reason
+    return found[2], found[3]
 
 
 def plan(transformer: Any) -> Plan:
-    """The tables of ``transformer``, made when first asked for and again when its weights have moved."""
-    found = _plans.get(transformer)
-    if found is None or found[1] != _stamp(found[0]):
-        parts = [held for m in transformer.modules() for held in (m._modules, m._parameters, m._buffers)]
-        found = _plans[transformer] = parts, _stamp(parts), _make(transformer)
-    return found[2]
+    """The tables of a transformer that can be compiled. Raises ValueError when it cannot."""
+    made, reason = find(transformer)
+    if made is None:
+        raise ValueError(f"this model is not compiled: {reason}")
+    return made
+
+
+def _refusal(transformer: Any) -> str | None:
+    """Why the compiled step cannot run this model; None when it can."""
+    if transformer.device.type != "cpu":
+        return f"the model is on {transformer.device}: the compiled step is for the CPU."
+    config = transformer.config
+    for layer in config.layers:
+        if hasattr(layer.ffn, "n_experts"):
+            return "mixtures of experts are not compiled."
+        if not hasattr(layer.attention, "n_kv_heads"):
+            return f"{type(layer.attention).__name__} is not compiled: only grouped attention is."
+        if layer.attention.d_head % 8 or layer.ffn.d_ff % 8 or config.d_model % 8:
+            return "d_model, d_ff and d_head must be multiples of 8, the vector's lanes."
+        if layer.attention.qk_norm and config.norm.bias:
+            return "query and key norms with a bias are not compiled."
+    for module in transformer.modules():
+        if isinstance(module, nn.Linear) and module.weight.dtype not in (torch.float32, torch.bfloat16):
+            return f"{module.weight.dtype} weights are not compiled: load with dtype='fp32' or 'bf16'."
+    return None
 
 
 def _stamp(parts: list[Any]) -> int:
@@ -132,7 +189,8 @@ def describe(module: Any, bias: int = 0) -> list[int]:
     if kind == "int8":
         n_out, n_in = module.out_features, module.in_features
         scales, rounds = module.scales.data_ptr(), int(module.round_tokens)
-        return [INT8, weight.data_ptr(), scales, 0, bias, n_out, n_in, weight.stride(0), rounds]
+        sums = _row_sums(module) if rounds else 0
+        return [INT8, weight.data_ptr(), scales, sums, bias, n_out, n_in, weight.stride(0), rounds]
     if kind == "int4":
         zeros = 0 if module.zeros is None else module.zeros.data_ptr()
         address, scales = weight.data_ptr(), module.scales.data_ptr()
@@ -151,6 +209,18 @@ def describe(module: Any, bias: int = 0) -> list[int]:
     number = FP32 if weight.dtype == torch.float32 else BF16
     n_out, n_in = weight.shape
     return [number, weight.data_ptr(), 0, 0, bias, n_out, n_in, weight.stride(0) * weight.itemsize, 0]
+
+
+_sums: weakref.WeakKeyDictionary[Any, tuple[int, Tensor]] = weakref.WeakKeyDictionary()
+"""By module: where its weights lay, and the sum of each row, int32."""
+
+
+def _row_sums(module: Any) -> int:
+    """The address of the sums of an int8 matrix's rows, with which the offset of a byte's product is taken off."""
+    at, found = module.weight.data_ptr(), _sums.get(module)
+    if found is None or found[0] != at:
+        found = _sums[module] = at, module.weight.sum(dim=1, dtype=torch.int32)
+    return found[1].data_ptr()
 
 
 def _norm(module: Any, kept: list[Tensor]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import attention, blocks
+from labkit.kernels.cpu import attention, blocks, entries
 from labkit.kernels.cpu.matmul import multiply, round_tokens
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
@@ -28,18 +28,17 @@ from labkit.kernels.cpu.plan import (
     FFN_POST_B,
     GATE,
     GATED,
-    K_CACHE,
     K_NORM,
     LAYER,
     LINEAR,
     N_HEADS,
     N_KV,
+    N_OUT,
     NORMS,
     PER_LAYER,
     Q_NORM,
     QK_NORM,
     UP,
-    V_CACHE,
     WINDOW,
     K,
     O,
@@ -59,6 +58,7 @@ from labkit.kernels.cpu.step import (
     FINAL_W,
     FLOATS,
     GIVE_WAY,
+    HELD,
     LAYER_NORM,
     LAYERS,
     LINEARS,
@@ -66,10 +66,11 @@ from labkit.kernels.cpu.step import (
     N_ATT,
     N_LAYERS,
     N_NEW,
+    N_PARTS,
     N_SIZES,
     N_THREADS,
     PHASES,
-    POSITION,
+    PIECES,
     SIZES,
     STOPPED,
     T_ATTENTION,
@@ -118,7 +119,8 @@ def work_bytes(n_tokens: int, widest: int, n_att: int, n_threads: int) -> int:
 
 
 def prefill(rank, team, job):
-    """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives the last one's (V,).
+    """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives those after LASTS, (n, V)
+    with V made whole fours.
 
     The cell ASKED, which the caller may set at any time, is looked at before each layer."""
     cells = carray(array_at(job), (12,), np.int64)
@@ -126,9 +128,14 @@ def prefill(rank, team, job):
     sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
     as_floats = carray(array_at(cells[SIZES]), (2 * N_SIZES,), np.float32)
     eps, cap = as_floats[2 * EPS_BITS], as_floats[2 * CAP_BITS]
-    n_layers, m, past, n_new = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION], sizes[N_NEW]
+    n_layers, m, n_new = sizes[N_LAYERS], sizes[D_MODEL], sizes[N_NEW]
+    n_parts, pieces = sizes[N_PARTS], sizes[PIECES]
     layer_norm = sizes[LAYER_NORM] != 0
     wanted = sizes[WANTED] != 0  # now: after the last barrier the caller may write the next job here
+    held = carray(array_at(sizes[HELD]), (entries.N_HELD,), np.int64)
+    tokens = carray(array_at(held[entries.TOKENS]), (n_new, 2), np.int64)
+    n_lasts = held[entries.N_LASTS]
+    lasts = carray(array_at(held[entries.LASTS]), (n_lasts,), np.int64)
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
@@ -177,25 +184,31 @@ def prefill(rank, team, job):
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_ATTENTION, clock, at)
         for t in range(rank, n_new, n_threads):
-            _turn_heads(layer, layer[Q_NORM], q + t * row, n_heads, d, eps, layer_norm, past + t)
-            _turn_heads(layer, layer[K_NORM], k + t * row, n_kv, d, eps, layer_norm, past + t)
-            blocks.append(layer[K_CACHE], layer, k + t * row, past + t)
-            blocks.append(layer[V_CACHE], layer, v + t * row, past + t)
+            position, slot = tokens[t, 0], tokens[t, 1]
+            _turn_heads(layer, layer[Q_NORM], q + t * row, n_heads, d, eps, layer_norm, position)
+            _turn_heads(layer, layer[K_NORM], k + t * row, n_kv, d, eps, layer_norm, position)
+            entries.write(layer, held, k + t * row, v + t * row, position, slot)
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_KV_CACHE, clock, at)
-        apart = 4 * n_heads * (d + 2)
-        for first_t in range(TOKENS * rank, n_new, TOKENS * n_threads):
-            n_here = min(TOKENS, n_new - first_t)
-            if layer[WINDOW] == 0:
-                here = q + first_t * row
-                attention.attend_block(
-                    layer, floats[idx], here, row, n_here, past + first_t, partial, apart, scores, panels
-                )
-            for t in range(first_t, first_t + n_here):
-                part = partial + (t - first_t) * apart
-                if layer[WINDOW] != 0:
-                    attention.attend(layer, floats[idx], q + t * row, past + t + 1, 0, 1, part, scores)
-                attention.merge(part, 0, 1, n_heads, d, attended + t * row)
+        if held[entries.APART] != 0:
+            entries.attend(rank, n_threads, layer, floats[idx], held, q, row, n_new, n_parts, pieces, scores)
+            barrier(team, n_threads, give_way_at)
+            for t in range(rank, n_new, n_threads):
+                entries.gather(layer, t, n_new, n_parts, pieces, attended + t * row)
+        else:
+            apart, slot = 4 * n_heads * (d + 2), tokens[0, 1]
+            for first_t in range(TOKENS * rank, n_new, TOKENS * n_threads):
+                n_here = min(TOKENS, n_new - first_t)
+                if layer[WINDOW] == 0:
+                    here, past = q + first_t * row, tokens[first_t, 0]
+                    attention.attend_block(
+                        layer, floats[idx], here, row, n_here, past, slot, partial, apart, scores, panels
+                    )
+                for t in range(first_t, first_t + n_here):
+                    part = partial + (t - first_t) * apart
+                    if layer[WINDOW] != 0:
+                        attention.attend(layer, floats[idx], q + t * row, tokens[t, 0] + 1, slot, 0, 1, part, scores)
+                    attention.merge(part, 0, 1, n_heads, d, attended + t * row)
         barrier(team, n_threads, give_way_at)
         round_tokens(lin[O], attended, row, n_new, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
@@ -240,16 +253,27 @@ def prefill(rank, team, job):
         at = charge(rank, phases, T_NORM, clock, at)
     barrier(team, n_threads, give_way_at)
     if wanted:
-        last, own = x + (n_new - 1) * x_row, partial
-        blocks.norm(last, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, own)
         head = linears[PER_LAYER * n_layers]
-        prepare(head, own, own + 4 * ((m + 63) // 64 * 64))
-        first, end = share(head[5], 4, rank, n_threads)
-        product(head, own, own + 4 * ((m + 63) // 64 * 64), cells[LOGITS], first, end)
+        first, end = share(head[N_OUT], 4, rank, n_threads)
+        out_row = 4 * ((head[N_OUT] + 3) // 4 * 4)
+        if n_lasts == 1:
+            own = partial
+            blocks.norm(x + lasts[0] * x_row, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, own)
+            prepare(head, own, own + 4 * ((m + 63) // 64 * 64))
+            product(head, own, own + 4 * ((m + 63) // 64 * 64), cells[LOGITS], first, end)
+        else:
+            for i in range(rank, n_lasts, n_threads):
+                last = x + lasts[i] * x_row
+                blocks.norm(last, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed + i * row)
+            barrier(team, n_threads, give_way_at)
+            round_tokens(head, normed, row, n_lasts, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+            multiply(head, normed, row, n_lasts, cells[LOGITS], out_row, work, rank, n_threads)
         if cap != 0.0:
-            out = blocks.floats(cells[LOGITS], head[5])
-            for i in range(first, end):
-                out[i] = cap * np.float32(np.tanh(out[i] / cap))
+            for i in range(n_lasts):
+                out = blocks.floats(cells[LOGITS] + i * out_row, head[N_OUT])
+                for j in range(first, end):
+                    out[j] = cap * np.float32(np.tanh(out[j] / cap))
         barrier(team, n_threads, give_way_at)
         charge(rank, phases, T_LM_HEAD, clock, at)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import attention, blocks
+from labkit.kernels.cpu import attention, blocks, entries
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -31,7 +31,6 @@ from labkit.kernels.cpu.plan import (
     FFN_POST_B,
     GATE,
     GATED,
-    K_CACHE,
     K_NORM,
     LAYER,
     LINEAR,
@@ -42,8 +41,8 @@ from labkit.kernels.cpu.plan import (
     PER_LAYER,
     Q_NORM,
     QK_NORM,
+    SPEC,
     UP,
-    V_CACHE,
     K,
     O,
     Q,
@@ -59,12 +58,14 @@ SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 """Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
 FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
 """Cells of a job."""
-N_SIZES = 13
-N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, POSITION, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT, N_PARTS = (
-    range(N_SIZES)
-)
-"""Cells of a job's sizes. N_NEW tokens from POSITION on; WANTED: whether logits are. N_PARTS: what one token's
-attention is cut into, whoever takes the parts, so that the sums do not depend on how many threads took them."""
+N_SIZES = 14
+(
+    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT, N_PARTS, HELD,
+    PIECES,
+) = range(N_SIZES)  # fmt: skip
+"""Cells of a job's sizes. WANTED: whether logits are. N_PARTS: what one token's attention is cut into, whoever takes
+the parts, so that the sums do not depend on how many threads took them. HELD: address of the cells that ``entries``
+reads; PIECES: of the memory for attention's parts, which the threads share."""
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
 ASKED, STOPPED = 6, 7
 """Further cells beside the phases: the caller wants a prompt to be left, and the team has left it."""
@@ -93,11 +94,11 @@ def barrier(team, n_threads, give_way_at):
 
 
 @njit(**options)
-def room(widest, n_att, n_threads):
+def room(widest, n_threads):
     """Float32 cells of the step's shared and private memory: (offset of private parts, size of one, all)."""
     padded = (widest + 255) // 64 * 64
     shared = 8 * padded
-    private = 7 * padded + attention.TILE + (n_att + 127) // 64 * 64
+    private = 7 * padded + attention.TILE
     return shared, private, shared + n_threads * private
 
 
@@ -108,13 +109,16 @@ def decode(rank, team, job):
     sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
     numbers_of_step = carray(array_at(cells[SIZES]), (2 * N_SIZES,), np.float32)
     eps, cap = numbers_of_step[2 * EPS_BITS], numbers_of_step[2 * CAP_BITS]
-    n_layers, m, position, n_parts = sizes[N_LAYERS], sizes[D_MODEL], sizes[POSITION], sizes[N_PARTS]
+    n_layers, m, n_parts, pieces = sizes[N_LAYERS], sizes[D_MODEL], sizes[N_PARTS], sizes[PIECES]
     layer_norm = sizes[LAYER_NORM] != 0
+    held = carray(array_at(sizes[HELD]), (entries.N_HELD,), np.int64)
+    tokens = carray(array_at(held[entries.TOKENS]), (1, 2), np.int64)
+    position, slot = tokens[0, 0], tokens[0, 1]
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
     phases = carray(array_at(cells[PHASES]), (8,), np.int64)
-    shared_cells, private_cells, _ = room(sizes[WIDEST], sizes[N_ATT], n_threads)
+    shared_cells, private_cells, _ = room(sizes[WIDEST], n_threads)
     padded = (sizes[WIDEST] + 255) // 64 * 64
     wide = 4 * padded
     work = cells[WORK]
@@ -131,7 +135,6 @@ def decode(rank, team, job):
     x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
     # scratch takes two widths: int16 activations, sums and steps
     attended, scores = mine + 6 * wide, mine + 7 * wide
-    first_partial, apart = work + 4 * shared_cells + 7 * wide + 4 * attention.TILE, 4 * private_cells
     stream = blocks.floats(x, m)
     stream[:] = blocks.floats(cells[X], m)
     at = ticks(clock)
@@ -160,7 +163,7 @@ def decode(rank, team, job):
         blocks.turn(q, n_heads, d, layer, position)
         if (
             rank == (n_parts - 1) % n_threads
-        ):  # the last part of the keys is this thread's: nobody else reads the new one
+        ):  # the last of a run's keys are this thread's: nobody else reads the new one
             blocks.floats(k, n_kv * d)[:] = blocks.floats(k_new, n_kv * d)
             if layer[QK_NORM] == 1:
                 for head in range(n_kv):
@@ -169,15 +172,14 @@ def decode(rank, team, job):
                 blocks.norm(k, n_kv * d, layer[K_NORM], 0, eps, layer_norm, k)
             blocks.turn(k, n_kv, d, layer, position)
             at = charge(rank, phases, T_ATTENTION, clock, at)
-            blocks.append(layer[K_CACHE], layer, k, position)
-            blocks.append(layer[V_CACHE], layer, v_new, position)
+            entries.write(layer, held, k, v_new, position, slot)
             at = charge(rank, phases, T_KV_CACHE, clock, at)
-        for part in range(rank, n_parts, n_threads):
-            partial = first_partial + part * apart
-            attention.attend(layer, floats[idx], q, position + 1, part, n_parts, partial, scores)
+        if layer[SPEC] != 0:
+            barrier(team, n_threads, give_way_at)
+        entries.attend(rank, n_threads, layer, floats[idx], held, q, 0, 1, n_parts, pieces, scores)
         barrier(team, n_threads, give_way_at)
         # merge -> output projection
-        attention.merge(first_partial, apart, n_parts, n_heads, d, attended)
+        entries.gather(layer, 0, 1, n_parts, pieces, attended)
         first, end = share(m, 4, rank, n_threads)
         prepare(lin[O], attended, scratch)
         product(lin[O], attended, scratch, delta, first, end)

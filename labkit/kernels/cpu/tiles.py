@@ -2,11 +2,14 @@
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Register tiles of a matrix product: 4 weight rows times a few tokens, lanes along the inputs.
 
-    tile_fp32(w, x, x_stride, n, out, out_stride)      w (4, n) float32 unpacked; x rows; out[token, row]
-    tile_int16(w, x, x_stride, n, scales, sums, steps, out, out_stride)
+    tile_fp32(w, x, x_stride, n, out, out_stride, ahead)   w (4, n) float32 unpacked; x rows; out[token, row]
+    tile_int16(w, x, x_stride, n, scales, sums, steps, out, out_stride, ahead)
                                                        in integers: 16 products an instruction, sums in int32
     tile_bytes(the same)                               int8 weights as they lie, and rounded tokens: 32 products
     unpack_*                                             a weight row to float32 or int16, once for many tokens
+
+``ahead`` is an address from which a tile asks for one line a turn, as many bytes as its own row: what is read from
+memory next, so that the arithmetic hides it. All at once they would stop the loads (measured: slower than none).
 
 A float32 multiply-add does 8 products; on int16 one instruction does 16 and adds neighbours, and more units can run it.
 So int8 weights meet activations rounded to as many of 16 bits as keep the sum of n products within int32.
@@ -30,13 +33,14 @@ def make_tile(tokens: int) -> Any:
     """4 rows and ``tokens`` tokens of float32; n a multiple of 8."""
 
     @intrinsic
-    def tile(typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any, out_stride: Any) -> Any:
+    def tile(typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any, out_stride: Any, ahead: Any) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            w, x, x_stride, n, out, out_stride = args
+            w, x, x_stride, n, out, out_stride, ahead = args
             sums = simd.accumulators(b, ROWS * tokens)
             w_stride = b.mul(n, const(4))
             with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
                 offset = b.mul(at, const(4))
+                simd.prefetch(b, b.add(ahead, offset))
                 xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), VF32) for t in range(tokens)]
                 for r in range(ROWS):
                     row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), VF32)
@@ -48,7 +52,7 @@ def make_tile(tokens: int) -> Any:
                 simd.store(b, four, b.add(out, b.mul(out_stride, const(t))))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), codegen
+        return types.void(*[types.int64] * 7), codegen
 
     return tile
 
@@ -65,14 +69,15 @@ def make_tile_integer(tokens: int, *, of_bytes: bool) -> Any:
     @intrinsic
     def tile(
         typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, scales: Any, sums: Any, steps: Any, out: Any,
-        out_stride: Any,
+        out_stride: Any, ahead: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            w, x, x_stride, n, scales, sums, steps, out, out_stride = args
+            w, x, x_stride, n, scales, sums, steps, out, out_stride, ahead = args
             totals = [cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8)) for _ in range(ROWS * tokens)]
             w_stride = b.mul(n, const(size))
             with cgutils.for_range_slice(b, const(0), n, const(lanes), I64) as (at, _):
                 offset = b.mul(at, const(size))
+                simd.prefetch(b, b.add(ahead, offset))
                 xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), kind) for t in range(tokens)]
                 for r in range(ROWS):
                     row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), kind)
@@ -93,7 +98,7 @@ def make_tile_integer(tokens: int, *, of_bytes: bool) -> Any:
                 simd.store(b, four, b.add(out, b.mul(out_stride, const(t))))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), codegen
+        return types.void(*[types.int64] * 10), codegen
 
     return tile
 
@@ -164,21 +169,6 @@ def unpack_int4(typingctx: Any, w: Any, n_blocks: Any, scales: Any, zeros: Any, 
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), codegen
-
-
-@intrinsic
-def sum_bytes(typingctx: Any, w: Any, n: Any) -> Any:
-    """The sum of n signed bytes; n a multiple of 32."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        w, n = args
-        slot = cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8))
-        ones = ir.Constant(V32I8, [1] * 32)
-        with cgutils.for_range_slice(b, const(0), n, const(32), I64) as (at, _):
-            b.store(simd.dot_bytes(b, ones, load(b, b.add(w, at), V32I8), b.load(slot)), slot)
-        return simd.isum(b, b.load(slot))
-
-    return types.int32(types.int64, types.int64), codegen
 
 
 @intrinsic

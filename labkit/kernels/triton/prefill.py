@@ -23,7 +23,7 @@ def prefill(transformer: Any, cache: Any, token_ids: Tensor, *, timer: Any, shou
     """Logits (1, V) after the last of ``token_ids`` (T,), the next of the cache's one sequence."""
     config = transformer.config
     with timer("embed"):
-        step = transformer.begin(cache, len(token_ids), timer, should_stop)
+        step = transformer.open(cache, len(token_ids), timer, should_stop)
         x = transformer.embedding(token_ids)
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale

@@ -10,7 +10,6 @@ without the host waiting once; a sampler that needs the logits still can look at
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -71,11 +70,15 @@ class GraphStep:
         self._slot = -1
         self._graph: Any = None
 
-    def __call__(self, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+    def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+        if counts is not None:
+            return self.transformer(
+                token_ids, self.cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop
+            )
         if len(token_ids) > 1:
             return prefill(self.transformer, self.cache, token_ids, timer=timer, should_stop=should_stop)
         with timer("embed"):
-            opened = self.transformer.begin(self.cache, 1, timer, should_stop)
+            opened = self.transformer.open(self.cache, 1, timer, should_stop)
             opened.check()
         with timer("schedule"):
             self._bind(opened)
@@ -86,7 +89,7 @@ class GraphStep:
 
     def decode_many(self, token_ids: Tensor, n_new: int) -> Tensor:
         """Greedy ids of ``n_new`` steps that start from one token, without the host waiting between them."""
-        opened = self.transformer.begin(self.cache, n_new)
+        opened = self.transformer.open(self.cache, n_new)
         first = self.cache.segments[0].n_past
         self._bind(opened)
         self._place(token_ids)
@@ -135,11 +138,10 @@ class GraphStep:
         if self._tables:
             return
         positions = torch.arange(self.cache.capacity_tokens, device=self.transformer.device)
-        everywhere = dataclasses.replace(opened, positions=positions, _angles={})
         for layer in self.transformer.config.layers:
             key = layer.attention.rope, layer.attention.d_head
             if key not in self._tables:
-                cos, sin = everywhere.angles(*key, torch.float32)
+                cos, sin = opened.angles_at(positions, *key)
                 self._tables[key] = cos.contiguous(), sin.contiguous()
 
     def _compute(self) -> None:

@@ -4,7 +4,7 @@
 
 One program a query row, KV head and stretch of tokens (Flash-Decoding). It walks over the blocks of its stretch, reads
 each stored number once for all the query heads that share it, and leaves a running maximum, sum and mix; the
-stretches are merged at the end. Nothing is dequantised into memory. ``labkit.kernels.cpu_cache`` does the same on a
+stretches are merged at the end. Nothing is dequantised into memory. ``labkit.kernels.cpu.stored`` does the same on a
 CPU; ``labkit.kvcache.quantized`` has the layouts.
 
 No tensor cores: one query a head is a matrix-vector product, bound by the bytes. bf16 grids are widened by a shift, so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.cpu_cache_simd import KINDS
+from labkit.kernels.cpu.stored_simd import KINDS
 
 MAX_BLOCK = 256
 

@@ -1,0 +1,62 @@
+"""The state of the compiled functions: compiling takes seconds once on a machine, in the background, and is kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import lru_cache
+
+
+class Compilation:
+    """The compiled functions' state: cold, compiling, ready, or failed with a reason."""
+
+    def __init__(self) -> None:
+        self.state = "cold"
+        self.reason = ""
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def start(self) -> None:
+        """Begin in the background, once."""
+        with self._lock:
+            if self.state == "cold":
+                self.state = "compiling"
+                threading.Thread(target=self._work, name="labkit-compile", daemon=True).start()
+
+    def ready(self, timeout_s: float | None = 0.0) -> bool:
+        """Whether the compiled step can run now, after waiting at most ``timeout_s`` (None: until it can)."""
+        self.start()
+        if not self._done.is_set() and (timeout_s is None or timeout_s > 0):
+            self._done.wait(timeout_s)
+        return self.state == "ready"
+
+    def describe(self) -> str:
+        """The state, as a sentence."""
+        return {
+            "cold": "Fast path: compiled in the background at the first run.",
+            "compiling": "Fast path: compiling in the background (seconds, once on this machine); "
+            "plain PyTorch serves until it is done.",
+            "ready": f"Fast path: ready (took {self.seconds:.1f} s).",
+            "failed": f"Fast path: not available ({self.reason}); plain PyTorch serves.",
+        }[self.state]
+
+    def _work(self) -> None:
+        began = time.perf_counter()
+        try:
+            from labkit.kernels.cpu.team import compile_all
+
+            compile_all()
+            self.seconds = time.perf_counter() - began
+            self.state = "ready"
+        except Exception as error:  # noqa: BLE001 - whatever the compiler says is shown, and the reference serves on
+            self.reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.state = "failed"
+        finally:
+            self._done.set()
+
+
+@lru_cache(maxsize=1)
+def compilation() -> Compilation:
+    """The process's one compilation."""
+    return Compilation()

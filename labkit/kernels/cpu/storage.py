@@ -1,0 +1,167 @@
+"""Where a cache's entries lie, as numbers for the compiled step: the last columns of the layers' table, and ``held``.
+
+    InPlace    the compiled step writes and reads the cache's own memory
+    Staging    a prompt into an empty cache of another kind: it attends to its tokens in memory of its own, as they are,
+               and the cache stores them when all layers are done
+
+A cache says what may be done in place: ``in_place_tokens`` new tokens of a sequence at most, lying as ``rows_at``
+(rows beside each other, one run or a ring a sequence) or ``spec`` (blocks) describe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labkit.kernels.cpu import plan
+
+NUMBERS = {torch.float32: plan.FP32, torch.bfloat16: plan.BF16}
+MOST_TOKENS = 256
+"""Tokens of several sequences that go through the model together."""
+
+
+def why_not(cache: Any) -> str | None:
+    """Why the compiled step cannot work on this cache; None when it can, for some steps at least."""
+    if cache.dtype not in NUMBERS:
+        return f"a {cache.dtype} cache has no compiled step."
+    if cache.keeps_history and not cache.in_place_tokens:
+        return f"the {cache.kind} cache has no compiled step."
+    if hasattr(cache, "kernel_sizes"):
+        from labkit.kernels.cpu.stored_spec import why_not as why_not_stored
+
+        for layer_idx in range(len(cache.layers)):
+            if reason := why_not_stored(**cache.kernel_sizes(layer_idx)):
+                return f"{reason}."
+    return None
+
+
+def serves(cache: Any) -> type[InPlace] | type[Staging] | None:
+    """What serves the cache's open step; None: the reference."""
+    segments = cache.segments
+    n_new = sum(segment.n_new for segment in segments)
+    if all(segment.n_new <= cache.in_place_tokens for segment in segments) and (
+        len(segments) == 1 or n_new <= MOST_TOKENS
+    ):
+        return InPlace
+    return Staging if len(segments) == 1 and segments[0].n_past == 0 else None
+
+
+class _Cells:
+    """What every storage tells the compiled step about the open step's tokens."""
+
+    def __init__(self, layers: np.ndarray) -> None:
+        from labkit.kernels.cpu import entries
+
+        self.layers = layers
+        """The layers' table, a copy that is this storage's own."""
+        self._cell = entries
+        self.held = np.zeros(entries.N_HELD, np.int64)
+        self.layers_at, self.held_at = layers.ctypes.data, self.held.ctypes.data
+        self._one, self._last_of_one = np.zeros((1, 2), np.int64), np.zeros(1, np.int64)
+        self._tokens = self._lasts = self._last_of_one
+
+    def _place(self, tokens: np.ndarray, lasts: np.ndarray, *, apart: bool) -> None:
+        """tokens (T, 2): each one's position and slot."""
+        cell, held, self._tokens, self._lasts = self._cell, self.held, tokens, lasts
+        held[cell.TOKENS], held[cell.LASTS] = tokens.ctypes.data, lasts.ctypes.data
+        held[cell.N_LASTS], held[cell.APART] = len(lasts), apart
+
+    def _place_run(self, first: int, n_new: int, slot: int, *, apart: bool) -> None:
+        """n_new tokens of one sequence from position ``first`` on."""
+        if n_new == 1:
+            self._one[0, 0], self._one[0, 1] = first, slot
+            self._place(self._one, self._last_of_one, apart=apart)
+            return
+        tokens = np.empty((n_new, 2), np.int64)
+        tokens[:, 0], tokens[:, 1] = np.arange(first, first + n_new), slot
+        self._place(tokens, np.array([n_new - 1]), apart=apart)
+
+    def _set_rows(self, idx: int, sight: Any, number: int, rows: dict[str, int]) -> None:
+        row = self.layers[idx]
+        row[[plan.WINDOW, plan.N_SINKS, plan.CACHE_FORMAT]] = sight.window or 0, sight.n_sinks, number
+        row[[plan.K_CACHE, plan.V_CACHE, plan.HEAD_STRIDE, plan.SLOT_STRIDE, plan.RING, plan.RING_SINKS]] = [
+            rows[name] for name in ("k", "v", "head_stride", "slot_stride", "ring", "ring_sinks")
+        ]
+
+
+class InPlace(_Cells):
+    """The cache's own memory."""
+
+    def __init__(self, cache: Any, layers: np.ndarray) -> None:
+        super().__init__(layers)
+        self.cache = cache
+        self.in_blocks = hasattr(cache, "kernel_sizes")
+        if not self.in_blocks:
+            for idx in range(len(cache.layers)):
+                self._set_rows(idx, cache.sight(idx), NUMBERS[cache.dtype], cache.rows_at(idx))
+        self._apart = self.in_blocks or bool(layers[:, plan.RING].any())
+        if not self.in_blocks:
+            return
+        from labkit.kernels.cpu import stored, stretch
+
+        self._specs = [stored.make_spec(**cache.spec(idx)) for idx in range(len(cache.layers))]
+        layers[:, plan.SPEC] = [spec.ctypes.data for spec in self._specs]
+        windows = [layer.window for layer in cache.layers]
+        self._by_window = {w: np.flatnonzero([w == other for other in windows]) for w in set(windows)}
+        cell, table = self._cell, cache.table.numpy()
+        self.held[[cell.TABLE, cell.N_TABLES, cell.N_BLOCKS]] = table.ctypes.data, *table.shape
+        self.held[cell.STRETCH] = stretch.address()
+
+    def open(self, first: int, n_new: int) -> None:
+        """Tokens [first, first + n_new) of the cache's open step come next."""
+        segments = self.cache.segments
+        if len(segments) == 1:
+            (segment,) = segments
+            slot = self.cache.slot_of(segment.sequence_id)
+            self._place_run(segment.n_past + first, n_new, slot, apart=self._apart)
+        else:
+            rows = [(at, self.cache.slot_of(s.sequence_id)) for s in segments for at in range(s.n_past, s.n_total)]
+            self._place(np.array(rows, np.int64), np.array(self.cache.last_rows(), np.int64), apart=True)
+        if self.in_blocks:
+            for window, which in self._by_window.items():
+                self.layers[which, plan.ROWS] = self.cache.step_rows(window).ctypes.data
+
+    def close(self, first: int, n_new: int) -> None:
+        """The tokens are where they belong."""
+
+
+class Staging(_Cells):
+    """K and V of one prompt, (layers, 2, G, capacity, D) in the cache's dtype."""
+
+    def __init__(self, cache: Any, layers: np.ndarray) -> None:
+        super().__init__(layers)
+        self.cache = cache
+        self._capacity = 0
+        self._store: list[tuple[Tensor, Tensor]] = []
+
+    def _reserve(self, capacity: int) -> None:
+        if capacity <= self._capacity:
+            return
+        cache, self._store = self.cache, []
+        self._capacity = capacity = min(-(-capacity // 64) * 64, cache.capacity_tokens)
+        for idx, layer in enumerate(cache.layers):
+            shapes: Sequence[Any] = [entry.shape for entry in layer.entries]
+            k, v = (torch.empty((g, capacity, d), dtype=cache.dtype) for g, d in shapes)
+            self._store.append((k, v))
+            head_stride = k.stride(0) * k.itemsize
+            rows = {"k": k.data_ptr(), "v": v.data_ptr(), "head_stride": head_stride}
+            rows |= {"slot_stride": 0, "ring": 0, "ring_sinks": 0}
+            self._set_rows(idx, cache.sight(idx), NUMBERS[cache.dtype], rows)
+
+    def open(self, first: int, n_new: int) -> None:
+        """Tokens [first, first + n_new) of the cache's open step come next."""
+        self._reserve(self.cache.segments[0].n_new)
+        self._place_run(first, n_new, 0, apart=False)
+
+    def close(self, first: int, n_new: int) -> None:
+        """Give the tokens to the cache when the last of them has passed."""
+        if first + n_new < self.cache.segments[0].n_new:
+            return
+        for idx, (k, v) in enumerate(self._store):
+            self.cache.append(idx, k=k[:, : first + n_new].transpose(0, 1), v=v[:, : first + n_new].transpose(0, 1))
+        if self.cache.keeps_history:
+            self._store, self._capacity = [], 0

@@ -1,0 +1,173 @@
+"""The compiled step on every kind of cache, alone and for several sequences, equals the reference on the same kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit import registry
+from labkit.kernels import backends
+from labkit.kernels.cpu import fused, storage
+from labkit.kvcache import base
+from labkit.kvcache.reader import compile_cpu_kernel
+from labkit.model.step import Cancelled
+from labkit.perf.timer import NULL_TIMER, Timer
+from labkit.quant import Int4, Int8
+from tests.kernels.compare import dense_twin, quantize
+from tests.kernels.families import FAMILIES, random_model
+
+CACHES = {
+    "none": {},
+    "contiguous": {},
+    "paged": {"block_size": 8},
+    "paged int8": {"block_size": 16, "dtype": "int8"},
+    "int8": {"group": 16, "recent": 0},
+    "int4": {"group": 16, "recent": 32},
+    "sliding": {"window": 16, "n_sinks": 3},
+    "sliding, layers' own": {"window": 0},
+}
+CAPACITY = 150
+WIDE = {"llama": 16, "gemma2": 16, "sinks": 16, "gpt2": 16}
+
+
+def build_cache(name, transformer, dtype=torch.float32, n_sequences=1):
+    kind = name.split(",")[0].split(" ")[0]
+    component = registry.find("kv_cache", kind)[0]
+    config = component.config(**CACHES[name]) if component.config else None
+    sizes = {"capacity_tokens": CAPACITY, "device": "cpu", "dtype": dtype, "n_sequences": n_sequences}
+    return component.build(config, layers=transformer.cache_entries, **sizes)
+
+
+def fused_and_reference(name, transformer, oracle, script, *, dtype=torch.float32, n_sequences=1, n_threads=2):
+    """Logits of both after each step of ``script``, a list of {sequence: tokens}."""
+    compile_cpu_kernel().result()
+    results, ids = [], torch.Generator().manual_seed(5)
+    tokens = [torch.randint(0, transformer.config.vocab_size, (sum(c.values()),), generator=ids) for c in script]
+    with torch.inference_mode():
+        for model, made in ((transformer, "fused"), (oracle, "reference")):
+            cache = build_cache(name, model, dtype, n_sequences)
+            step = fused.FusedStep(model, cache, n_threads) if made == "fused" else backends.ReferenceStep(model, cache)
+            out = []
+            for counts, these in zip(script, tokens, strict=True):
+                only = list(counts) == [0]
+                out.append(
+                    step(these, counts=None if only else counts, timer=NULL_TIMER, should_stop=lambda: False).float()
+                )
+            results.append(torch.cat(out))
+    return results
+
+
+ALONE = [{0: 40}, *[{0: 1}] * 30, {0: 3}, {0: 1}, {0: 8}, *[{0: 1}] * 20]
+TOGETHER = [{0: 20}, {1: 5}, {0: 1, 1: 1}, {2: 30}, *[{0: 1, 1: 1, 2: 1}] * 20, {1: 3, 2: 1}, *[{2: 1, 0: 1}] * 4]
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What served each step: InPlace, Staging, or None for the reference."""
+    kinds, really = [], storage.serves
+    monkeypatch.setattr(storage, "serves", lambda cache: kinds.append(really(cache)) or kinds[-1])
+    return kinds
+
+
+@pytest.mark.parametrize("family", WIDE)
+@pytest.mark.parametrize("name", CACHES)
+def test_one_sequence(name, family, served):
+    transformer = random_model(FAMILIES[family])
+    script = ALONE if name != "none" else [{0: n} for n in (1, 2, 40, 41, 42)]
+    got, wanted = fused_and_reference(name, transformer, transformer, script)
+    # a number that is rounded to 4 or 8 bits may fall on the other side for the last bit of a float32
+    tolerance = 2e-2 if "int" in name else 2e-5
+    assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+    assert None not in served, "all of these steps have a compiled form"
+    assert (storage.Staging in served) == (name != "contiguous")
+
+
+@pytest.mark.parametrize("name", [name for name in CACHES if name != "none"])
+@pytest.mark.parametrize("weights", [None, Int8(), Int4(group_size=32)], ids=str)
+def test_several_sequences(name, weights, served):
+    transformer = quantize(random_model(FAMILIES["llama"]), weights)
+    oracle = transformer if weights is None else dense_twin(transformer)
+    got, wanted = fused_and_reference(name, transformer, oracle, TOGETHER, n_sequences=3)
+    tolerance = 2e-2 if "int" in name else (2e-3 if weights else 2e-5)
+    assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+    assert None not in served
+
+
+@pytest.mark.parametrize("name", ["paged", "int8", "sliding"])
+def test_bf16_stays_as_close_as_the_reference(name):
+    exact = random_model(FAMILIES["llama"])
+    narrow = random_model(FAMILIES["llama"], dtype=torch.bfloat16)
+    got, reference = fused_and_reference(name, narrow, narrow, ALONE, dtype=torch.bfloat16)
+    _, wanted = fused_and_reference(name, exact, exact, ALONE)
+    assert (got - wanted).abs().max() <= 1.5 * (reference - wanted).abs().max()
+
+
+@pytest.mark.parametrize("name", ["paged", "int4", "sliding", "contiguous"])
+def test_any_number_of_threads_gives_the_same_bits(name):
+    transformer = random_model(FAMILIES["llama"])
+    compile_cpu_kernel().result()
+    outs = []
+    with torch.inference_mode():
+        step = fused.FusedStep(transformer, build_cache(name, transformer), 3)
+        ids = torch.arange(60) % 101
+        for n_threads in (3, 2, 1):
+            step.cache.reset()
+            run, step._turnout.run = step._turnout.run, lambda team, job, alone, n=n_threads: team.run(job, n)
+            never = {"timer": NULL_TIMER, "should_stop": lambda: False}
+            outs.append(torch.cat([step(ids[:50], **never), *(step(ids[i : i + 1], **never) for i in range(50, 60))]))
+            step._turnout.run = run
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_a_long_prompt_goes_on_from_a_stored_past_through_the_reference(served):
+    transformer = random_model(FAMILIES["llama"])
+    script = [{0: 20}, {0: 30}, {0: 1}]
+    got, wanted = fused_and_reference("paged", transformer, transformer, script)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert served == [storage.Staging, None, storage.InPlace]
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_step_that_is_stopped_leaves_the_cache_as_it_was(name):
+    transformer = random_model(FAMILIES["llama"])
+    compile_cpu_kernel().result()
+    with torch.inference_mode():
+        cache = build_cache(name, transformer)
+        step = fused.FusedStep(transformer, cache, 2)
+        ids, never = torch.arange(41), {"timer": NULL_TIMER, "should_stop": lambda: False}
+        wanted = step(ids, **never)
+        cache.reset()
+        with pytest.raises(Cancelled):
+            step(ids, timer=NULL_TIMER, should_stop=lambda: True)
+        assert cache.n_tokens() == 0
+        assert torch.equal(step(ids, **never), wanted)
+
+
+@pytest.mark.parametrize("name", ["paged", "int8", "none"])
+def test_phases_cover_the_step(name):
+    transformer = random_model(FAMILIES["llama"])
+    timer = Timer()
+    with torch.inference_mode():
+        cache = build_cache(name, transformer)
+        step = fused.FusedStep(transformer, cache, 2)
+        timer.begin()
+        for n in (30, 1, 1):
+            timer.begin_step("decode")
+            step(torch.arange(n), timer=timer, should_stop=lambda: False)
+        timer.end_step()
+    for record in timer.steps:
+        assert {"attention", "ffn", "norm", "lm_head", "embed", "schedule", "kv_cache"} <= set(record.phases)
+        assert sum(record.phases.values()) <= record.end_s - record.start_s + 1e-6
+
+
+def test_a_kind_that_is_not_read_in_place_says_so():
+    transformer = random_model(FAMILIES["llama"])
+
+    class Own(type(build_cache("contiguous", transformer))):
+        kind, in_place_tokens = "own", 0
+
+    cache = Own(transformer.cache_entries, capacity_tokens=8)
+    assert "the own cache has no compiled step" in storage.why_not(cache)
+    with pytest.raises(NotImplementedError, match="keeps no rows beside each other"):
+        base.KVCache.rows_at(cache, 0)
