@@ -155,8 +155,7 @@ class BlockCache(KVCache):
     def attend(self, layer_idx: int, q: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
         step = self._step
         if self.reader is None or not step.short:
-            outs = [self._attend_one(layer_idx, segment, q[segment.rows], scale, softcap) for segment in self.segments]
-            return torch.cat(outs)
+            return torch.cat([self._attend_one(layer_idx, s, q[s.rows], scale, softcap) for s in self.segments])
         rows = step.of(self.layers[layer_idx].window)
         if not step.long:
             return self.reader.attend(layer_idx, q, rows, scale, softcap)
