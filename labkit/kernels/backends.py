@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from labkit import registry
+from labkit.kernels import compiled
 from labkit.kernels.cpu import fused
 from labkit.kernels.cpu.compilation import compilation
 from labkit.registry import register
@@ -112,6 +113,18 @@ def build_cuda_graph(config: None, *, transformer: Any, cache: Any) -> StepFunct
     return GraphStep(transformer, cache)
 
 
+@register(
+    "backend",
+    "compiled",
+    summary="torch.compile on a layer's pieces: single tokens, plain weights, half a minute to compile",
+    why_not=compiled.why_not,
+)
+def build_compiled(config: None, *, transformer: Any, cache: Any) -> StepFunction:
+    if reason := compiled.reason_for(transformer):
+        return ReferenceStep(transformer, cache, reason)
+    return compiled.CompiledStep(transformer, cache)
+
+
 def reason_for(name: str, *, transformer: Any, cache: Any) -> str | None:
     """Why the backend ``name`` hands this model on this cache to the reference; None when it does not."""
     if name == "cuda-graph":
@@ -120,6 +133,8 @@ def reason_for(name: str, *, transformer: Any, cache: Any) -> str | None:
         from labkit.kernels.triton.step import why_not
 
         return why_not(transformer, cache)
+    if name == "compiled":
+        return compiled.reason_for(transformer)
     if name != "fused":
         return None
     return fused.find(transformer, cache)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -202,7 +203,7 @@ def test_a_shell_runs_like_its_model(family: str) -> None:
 def _engines() -> list[Engine]:
     """Each registered component once, beside the plain ones."""
     here = {kind: [i.name for i in registry.components(kind) if not i.unavailable] for kind in KINDS}
-    return [Engine(**{kind: name}) for kind in KINDS for name in here[kind]]
+    return [Engine(**{kind: name}) for kind in KINDS for name in here[kind] if name != "compiled"]
 
 
 KINDS = ("backend", "weights", "kv_cache")
@@ -235,6 +236,12 @@ def test_measuring_an_engine_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert rates.rates(SMOLLM2, ENGINE) == found
     itl = forecast(SMOLLM2, ENGINE, n_prompt_tokens=32, machine=MACHINE, rates=found).itl
     assert itl.low < itl.value < itl.high
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler here: the backend is not offered")
+def test_the_compiled_backend_has_no_forecast_and_says_why() -> None:
+    with pytest.raises(RuntimeError, match="compiled for half a minute: no forecast"):
+        rates.measure(SMOLLM2, Engine(backend="compiled"))
 
 
 def test_an_engine_that_does_not_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
