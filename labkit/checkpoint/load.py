@@ -21,6 +21,7 @@ from labkit.checkpoint.placement import choose_device, choose_dtype
 from labkit.checkpoint.random_weights import byte_vocabulary, random_transformer
 from labkit.checkpoint.safetensors import PICKLED, read_json, read_tensors, tensor_shapes, weight_files
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensors_from_gguf, tensors_from_hf
+from labkit.kernels import backends
 from labkit.model import Model
 from labkit.model.config import ModelConfig
 from labkit.model.transformer import Transformer
@@ -57,6 +58,7 @@ def load(
         chosen = registry.find("weights", weights)
     if not (isinstance(backend, str) and backend == "auto"):
         registry.find("backend", backend)
+    backends.start(backend, place)
     (transformer, tokenizer), source = _resolve(str(name), place, kind)
     if chosen is not None:
         component, config = chosen

@@ -162,6 +162,12 @@ def choose(choice: Any, *, transformer: Any, cache: Any) -> Any:
     return "reference" if reason_for(name, transformer=transformer, cache=cache) else name
 
 
+def start(choice: Any, device: torch.device) -> None:
+    """Begin to compile, in the background, what the choice will need there: while a model is being read."""
+    if choice in ("auto", "fused") and device.type == "cpu":
+        compilation().start()
+
+
 def prepare(name: str = "fused", *, timeout_s: float | None = None) -> bool:
     """Wait until the backend ``name`` is compiled (None: as long as it takes); whether it is. For benchmarks."""
     return compilation().ready(timeout_s) if name == "fused" else True
