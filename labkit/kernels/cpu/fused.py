@@ -110,7 +110,7 @@ class FusedStep:
                 began = time.perf_counter()
                 logits = self._run(x[at:end], at, where, opened, wanted=end == n)
                 with timer("kv_cache"):
-                    where.close(at, end - at)
+                    where.close(at, end - at, opened)
                 if end == n:
                     break
                 fitting = (end - at) * LAYER_S * len(self._plan.layers) / (time.perf_counter() - began)

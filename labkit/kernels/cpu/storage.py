@@ -125,7 +125,7 @@ class InPlace(_Cells):
             for window, which in self._by_window.items():
                 self.layers[which, plan.ROWS] = self.cache.step_rows(window).ctypes.data
 
-    def close(self, first: int, n_new: int) -> None:
+    def close(self, first: int, n_new: int, opened: Any) -> None:
         """The tokens are where they belong."""
 
 
@@ -157,11 +157,12 @@ class Staging(_Cells):
         self._reserve(self.cache.segments[0].n_new)
         self._place_run(first, n_new, 0, apart=False)
 
-    def close(self, first: int, n_new: int) -> None:
-        """Give the tokens to the cache when the last of them has passed."""
+    def close(self, first: int, n_new: int, opened: Any) -> None:
+        """Give the tokens to the cache when the last of them has passed; it may have to round them all first."""
         if first + n_new < self.cache.segments[0].n_new:
             return
         for idx, (k, v) in enumerate(self._store):
+            opened.check()
             self.cache.append(idx, k=k[:, : first + n_new].transpose(0, 1), v=v[:, : first + n_new].transpose(0, 1))
         if self.cache.keeps_history:
             self._store, self._capacity = [], 0
