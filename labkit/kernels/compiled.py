@@ -112,7 +112,7 @@ class Pieces:
         self._done = threading.Event()
         self.enter: Callable[..., Any] = enter
         self.leave: Callable[..., Any] = leave
-        self.blocks = [as_row_sums(block) for block in transformer.layers]
+        self.blocks: list[Any] = [as_row_sums(block) for block in transformer.layers]
         self.weights = _weights(transformer)
         threading.Thread(target=self._work, name="labkit-compile", daemon=True).start()
 
