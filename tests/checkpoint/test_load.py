@@ -269,9 +269,19 @@ def test_on_a_gpu_the_same_logits(folder):
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 
-def test_importing_labkit_and_loading_pulls_in_nothing_heavy(tmp_path):
-    path = write_gguf(tmp_path / "model.gguf")
-    code = f"import sys, labkit; labkit.load({str(path)!r}, device='cpu', dtype='fp32'); print(*sys.modules)"
+HEAVY = {"transformers", "plotly", "ipywidgets", "huggingface_hub", "torch._dynamo", "pandas", "rich", "numba"}
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("labkit.load, labkit.Pipeline", set()),
+        ("labkit.load({path!r}, device='cpu', dtype='fp32', backend='reference')", set()),
+        ("labkit.load({path!r}, device='cpu', dtype='fp32')", {"numba"}),  # in the background, while the file is read
+    ],
+)
+def test_importing_labkit_and_loading_pulls_in_nothing_heavy(tmp_path, code, allowed):
+    code = code.format(path=str(write_gguf(tmp_path / "model.gguf")))
+    code = f"import sys, labkit; {code}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    heavy = {"transformers", "plotly", "ipywidgets", "huggingface_hub", "torch._dynamo", "pandas", "rich", "numba"}
-    assert not heavy & set(done.stdout.split())
+    assert HEAVY & set(done.stdout.split()) <= allowed
