@@ -112,7 +112,7 @@ class Pieces:
         self._done = threading.Event()
         self.enter: Callable[..., Any] = enter
         self.leave: Callable[..., Any] = leave
-        self.blocks: list[Any] = [as_row_sums(block) for block in transformer.layers]
+        self.blocks: list[Any] = []
         self.weights = _weights(transformer)
         threading.Thread(target=self._work, name="labkit-compile", daemon=True).start()
 
@@ -136,6 +136,7 @@ class Pieces:
         transformer = self._transformer()
         if transformer is None:
             return
+        self.blocks = [as_row_sums(block) for block in transformer.layers]
         # No "dynamic": a token more in the cache changes no size here.
         self.enter, self.leave = (
             torch.compile(piece, dynamic=False, fullgraph=True, backend=self._compiler) for piece in (enter, leave)

@@ -9,9 +9,9 @@ import torch
 
 from labkit.kernels import backends, compiled
 from labkit.quant import Int8
+from tests.kernels.caches import build_cache
 from tests.kernels.compare import cache_for, quantize, run
 from tests.kernels.families import FAMILIES, NOT_COMPILED, random_model
-from tests.kernels.test_fused_caches import build_cache
 
 CHUNKS = (5, 1, 1, 1, 4, *[1] * 10)
 TRACED = "aot_eager"

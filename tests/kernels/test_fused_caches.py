@@ -13,36 +13,14 @@ from labkit.kvcache.reader import compile_cpu_kernel
 from labkit.model.step import Cancelled
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import Int4, Int8
+from tests.kernels.caches import CACHES, build_cache, kind_of
 from tests.kernels.compare import dense_twin, quantize
 from tests.kernels.families import FAMILIES, random_model
-
-CACHES = {
-    "none": {},
-    "contiguous": {},
-    "paged": {"block_size": 8},
-    "paged int8": {"block_size": 16, "dtype": "int8"},
-    "int8": {"group": 16, "recent": 0},
-    "int4": {"group": 16, "recent": 32},
-    "sliding": {"window": 16, "n_sinks": 3},
-    "sliding, layers' own": {"window": 0},
-}
-CAPACITY = 150
-
-
-def kind_of(name):
-    return name.split(",")[0].split(" ")[0]
 
 
 def test_every_kind_that_can_be_had_here_is_tried():
     offered = {info.name for info in registry.components("kv_cache") if info.unavailable is None}
     assert offered == {kind_of(name) for name in CACHES}
-
-
-def build_cache(name, transformer, dtype=torch.float32, n_sequences=1):
-    component = registry.find("kv_cache", kind_of(name))[0]
-    config = component.config(**CACHES[name]) if component.config else None
-    sizes = {"capacity_tokens": CAPACITY, "device": "cpu", "dtype": dtype, "n_sequences": n_sequences}
-    return component.build(config, layers=transformer.cache_entries, **sizes)
 
 
 def fused_and_reference(name, transformer, oracle, script, *, dtype=torch.float32, n_sequences=1, n_threads=2):
@@ -149,6 +127,25 @@ def test_a_step_that_is_stopped_leaves_the_cache_as_it_was(name):
             step(ids, timer=NULL_TIMER, should_stop=lambda: True)
         assert cache.n_tokens() == 0
         assert torch.equal(step(ids, **never), wanted)
+
+
+@pytest.mark.parametrize("name", ["paged", "int8", "sliding"])
+def test_a_prompt_can_be_stopped_while_it_is_stored(name, monkeypatch):
+    """Rounding a long prompt takes time too. One layer has stored it, and it is as if none had."""
+    transformer = random_model(FAMILIES["llama"])
+    with torch.inference_mode():
+        cache = build_cache(name, transformer)
+        step = fused.FusedStep(transformer, cache, 2)
+        ids, stored = torch.arange(60), []
+        wanted = step(ids, timer=NULL_TIMER, should_stop=lambda: False)
+        cache.reset()
+        append = cache.append
+        monkeypatch.setattr(cache, "append", lambda idx, **entries: stored.append(idx) or append(idx, **entries))
+        with pytest.raises(Cancelled):
+            step(ids, timer=NULL_TIMER, should_stop=lambda: bool(stored))
+        assert stored == [0]
+        assert cache.n_tokens() == 0
+        assert torch.equal(step(ids, timer=NULL_TIMER, should_stop=lambda: False), wanted)
 
 
 @pytest.mark.parametrize("name", ["paged", "int8", "none"])

@@ -63,12 +63,12 @@ class FusedStep:
         self._team = team.team(n_threads)
         self._turnout = made.turnout
         self._storages: dict[Any, Any] = {}
-        self._rotary: list[Any] = []
+        self._rotary: list[tuple[Tensor, Tensor]] = []
         self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
         self._table = lookup.Table(transformer)
         _, _, n_cells = step.room(made.widest, self._team.n_threads)
         self._work = torch.zeros(n_cells + 16, dtype=torch.float32)
-        self._pieces: dict[Any, Tensor] = {}
+        self._pieces, self._piece_cells = torch.empty(0), {}
         self._phases = np.zeros(8, np.int64)
         self._sizes = np.zeros(step.N_SIZES, np.int64)
         s = self._sizes
@@ -127,14 +127,16 @@ class FusedStep:
 
     def _storage(self, kind: Any, opened: Any) -> Any:
         """Where the step's keys and values lie: looked up when first asked for."""
-        if not self._storages:
-            self._rotary = self._plan.bind_rotary(opened, self.transformer.config)
         found = self._storages.get(kind)
         if found is None:
             layers = self._plan.layers.copy()
-            columns = [plan.COS, plan.SIN, plan.N_TURNED, plan.INTERLEAVED]
-            for row, turned in zip(layers, self._rotary, strict=True):
-                row[columns] = turned
+            for row, layer in zip(layers, self.transformer.config.layers, strict=True):
+                rope = layer.attention.rope
+                if rope is not None:
+                    cos, sin = pair = self._plan.rotary_of(opened, layer)
+                    self._rotary.append(pair)
+                    row[[plan.COS, plan.SIN, plan.N_TURNED]] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+                    row[plan.INTERLEAVED] = rope.layout == "interleaved"
             found = self._storages[kind] = kind(self.cache, layers)
         return found
 
@@ -183,7 +185,8 @@ class FusedStep:
     def _room_for_pieces(self, where: Any, n_tokens: int) -> int:
         """The address of memory for this many tokens' attention in pieces."""
         key = where, n_tokens
-        if key not in self._pieces:
-            n_cells = self._entries.piece_floats(where.layers, n_tokens, self._team.n_threads)
-            self._pieces[key] = torch.empty(n_cells + 16)
-        return (self._pieces[key].data_ptr() + 63) // 64 * 64
+        if key not in self._piece_cells:
+            self._piece_cells[key] = self._entries.piece_floats(where.layers, n_tokens, self._team.n_threads) + 16
+        if self._pieces.numel() < self._piece_cells[key]:
+            self._pieces = torch.empty(self._piece_cells[key])
+        return (self._pieces.data_ptr() + 63) // 64 * 64

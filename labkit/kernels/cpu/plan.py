@@ -59,8 +59,8 @@ class Plan:
     spare: Tensor | None = None
     """Working memory of the last prompt, for the next one."""
 
-    rotary: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """cos and sin for every position so far asked for, by rotation."""
+    rotary: dict[Any, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
+    """By rotation: the length it is scaled for, cos and sin, for as many positions as the last run asked for."""
 
     @property
     def n_att(self) -> int:
@@ -72,22 +72,15 @@ class Plan:
         """Whether every linear's inputs are whole blocks of 64."""
         return not (self.linears[:, N_IN] % 64).any()
 
-    def bind_rotary(self, opened: Any, config: Any) -> list[tuple[int, int, int, bool]]:
-        """COS, SIN, N_TURNED and INTERLEAVED of each layer, for all positions that the open step's cache may hold."""
-        n, found = opened.cache.capacity_tokens, []
-        for layer in config.layers:
-            rope, d_head = layer.attention.rope, layer.attention.d_head
-            if rope is None:
-                found.append((0, 0, 0, False))
-                continue
-            key = rope, d_head, opened.rope_length(rope)
-            if key not in self.rotary or len(self.rotary[key][0]) < n:
-                cos, sin = opened.angles_at(torch.arange(n), rope, d_head)
-                self.rotary[key] = cos.contiguous(), sin.contiguous()
-                self.kept += self.rotary[key]  # a run under way may still read the shorter ones
-            cos, sin = self.rotary[key]
-            found.append((cos.data_ptr(), sin.data_ptr(), cos.shape[1], rope.layout == "interleaved"))
-        return found
+    def rotary_of(self, opened: Any, layer: Any) -> tuple[Tensor, Tensor]:
+        """cos and sin of a layer that turns its heads, for all positions that the open step's cache may hold. The run
+        keeps them alive: the next one may need longer ones."""
+        n, rope, d_head = opened.cache.capacity_tokens, layer.attention.rope, layer.attention.d_head
+        length, cos, sin = self.rotary.get((rope, d_head), (-1, None, None))
+        if cos is None or sin is None or length != opened.rope_length(rope) or len(cos) < n:
+            cos, sin = (t.contiguous() for t in opened.angles_at(torch.arange(n), rope, d_head))
+            self.rotary[rope, d_head] = opened.rope_length(rope), cos, sin
+        return cos, sin
 
 
 _plans: weakref.WeakKeyDictionary[Any, tuple[list[Any], int, Plan | None, str | None]] = weakref.WeakKeyDictionary()

@@ -20,7 +20,8 @@ from numba.np.numpy_support import carray
 
 from labkit.kernels.cpu import stored_spec as cells
 from labkit.kernels.cpu import stretch as inner
-from labkit.kernels.cpu.stored_simd import MAX_ROWS, as_pointer, call_stretch
+from labkit.kernels.cpu.rowwise import array_at
+from labkit.kernels.cpu.stored_simd import MAX_ROWS, call_stretch
 from labkit.kernels.cpu.stored_spec import make_spec, why_not
 from labkit.kernels.cpu.stretch import MASKED, TILE
 
@@ -56,7 +57,7 @@ def take(  # type: ignore[no-untyped-def]
     state = states[task]
     heads = state.shape[0] - MAX_ROWS * dims
     state[: MAX_ROWS * (2 + spec[cells.DIMS_V])] = 0
-    queries = carray(as_pointer(q + row * q_row + 4 * dims * head), n_heads * dims, np.float32)
+    queries = carray(array_at(q + row * q_row + 4 * dims * head), n_heads * dims, np.float32)
     for r in range(n_heads):
         state[r] = MASKED
         for d in range(dims):
@@ -85,7 +86,7 @@ def merge(row, n_splits, n_passes, n_groups, n_heads, dims, states, out):  # typ
         for task in range(first, first + n_splits):
             best = max(best, states[task, r])
         whole = np.float32(0)
-        mixed = carray(as_pointer(out + 4 * dims * head), dims, np.float32)
+        mixed = carray(array_at(out + 4 * dims * head), dims, np.float32)
         mixed[:] = 0
         for task in range(first, first + n_splits):
             weight = np.float32(np.exp(states[task, r] - best))

@@ -216,35 +216,6 @@ def largest(typingctx, s, n):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def exponentials(typingctx, s, n, shift):  # type: ignore[no-untyped-def]
-    """s[t] = exp(s[t] - shift) in place for n tokens, n a multiple of 8; returns their sum."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        s, n, shift = args
-        total = simd.accumulators(b, 1)[0]
-        b.store(simd.fsplat(0.0), total)
-        base = simd.splat(b, shift)
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            home = b.add(s, b.mul(at, const(4)))
-            e = simd.exp(b, b.fsub(load(b, home, VF32), base))
-            simd.store(b, e, home)
-            b.store(b.fadd(b.load(total), e), total)
-        return simd.total(b, b.load(total))
-
-    return types.float32(types.int64, types.int64, types.float32), codegen
-
-
-@intrinsic
-def as_pointer(typingctx, address):  # type: ignore[no-untyped-def]
-    """An address as a pointer, for ``numba.carray``."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), codegen
-
-
-@intrinsic
 def call_stretch(typingctx, function, spec, table, seq, group, rows, q, lo, hi, blocked, state, softcap):  # type: ignore[no-untyped-def]
     """Call compiled code at an address. Unlike a call by name it is not compiled again into each caller."""
 

@@ -13,11 +13,10 @@ from numba import cfunc, njit, types
 from numba.np.numpy_support import carray
 
 from labkit.kernels.cpu import stored_spec as cells
+from labkit.kernels.cpu.rowwise import array_at, exponentials
 from labkit.kernels.cpu.stored_simd import (
     KINDS,
     MAX_ROWS,
-    as_pointer,
-    exponentials,
     fold,
     largest,
     mix,
@@ -61,7 +60,7 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
     workspace (``workspace_size``), which begins with m, total (MAX_ROWS each) and acc (MAX_ROWS, Dv): the running
     maximum, sum and mix.
     """
-    spec = carray(as_pointer(spec_at), cells.N_SPEC, np.int64)
+    spec = carray(array_at(spec_at), cells.N_SPEC, np.int64)
     dims_k, dims_v, ring, n_grids = (
         spec[cells.DIMS_K],
         spec[cells.DIMS_V],
@@ -69,16 +68,16 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
         spec[cells.V_GRIDS],
     )
     block = spec[cells.BLOCK]
-    table = carray(as_pointer(table_at), -(-hi // block), np.int32)
-    m = carray(as_pointer(state), MAX_ROWS, np.float32)
-    total = carray(as_pointer(state + 4 * MAX_ROWS), MAX_ROWS, np.float32)
+    table = carray(array_at(table_at), -(-hi // block), np.int32)
+    m = carray(array_at(state), MAX_ROWS, np.float32)
+    total = carray(array_at(state + 4 * MAX_ROWS), MAX_ROWS, np.float32)
     acc_at = state + 8 * MAX_ROWS
-    acc = carray(as_pointer(acc_at), (MAX_ROWS, dims_v), np.float32)
+    acc = carray(array_at(acc_at), (MAX_ROWS, dims_v), np.float32)
     tile = max(TILE, block)
     s_at = acc_at + 4 * MAX_ROWS * dims_v
-    s = carray(as_pointer(s_at), (MAX_ROWS, tile), np.float32)
+    s = carray(array_at(s_at), (MAX_ROWS, tile), np.float32)
     shifts_at = s_at + 4 * MAX_ROWS * tile
-    shifts = carray(as_pointer(shifts_at), MAX_ROWS, np.float32)
+    shifts = carray(array_at(shifts_at), MAX_ROWS, np.float32)
     scaled_at = shifts_at + 4 * MAX_ROWS
     weights_at = scaled_at + 4 * MAX_ROWS * dims_k
     s_stride, q_stride, acc_stride, grid_stride = 4 * tile, 4 * dims_k, 4 * dims_v, 4 * MAX_ROWS * tile
