@@ -1,7 +1,7 @@
 """Products with packed weights, as ``torch.library`` ops: the plain PyTorch here is what every kernel must equal.
 
     linear_int8(x, weight, scales, bias)                            x (..., K) -> (..., N)
-    linear_w8a8(x, weight, scales, bias)                            the same, x rounded to bytes token by token
+    linear_w8a8(x, weight, scales, bias)                            the same, x rounded to bytes, block by block
     linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
 
 The packed layouts are ``labkit.quant.grid``'s. On a GPU int8 and int4 go
@@ -10,7 +10,6 @@ through Triton (``labkit.kernels.triton.unpack``); elsewhere the weights are unp
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -36,8 +35,18 @@ def unpack_weight_int4(
 
 
 TOKEN_LEVELS = 63
-"""Steps from zero to a token's largest activation, where tokens are rounded to bytes: two products of such a number
-with an int8 weight fit 16 bits, which is what a CPU without a dot-product instruction adds them in."""
+"""Steps from zero to the largest of a block's activations, where tokens are rounded to bytes: two products of such a
+number with an int8 weight fit 16 bits, which is what a CPU without a dot-product instruction adds them in."""
+TOKEN_BLOCK = 64
+"""Neighbouring activations of a token that share a step. With one step a token the price is six times as high."""
+
+
+def round_tokens(x: Tensor) -> Tensor:
+    """x (..., K) as W8A8 sees it: each block of a token's activations rounded to ``TOKEN_LEVELS`` steps, float32."""
+    n = x.shape[-1]
+    blocks = F.pad(x.float(), (0, -n % TOKEN_BLOCK)).unflatten(-1, (-1, TOKEN_BLOCK))
+    steps = (blocks.abs().amax(dim=-1, keepdim=True) / TOKEN_LEVELS).clamp_min(1e-30)
+    return (torch.round(blocks / steps) * steps).flatten(-2)[..., :n]
 
 
 @lru_cache(maxsize=1)
@@ -63,36 +72,12 @@ def _linear_int8_shape(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor |
 
 
 def _linear_w8a8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    steps = (x.float().abs().amax(dim=-1, keepdim=True) / TOKEN_LEVELS).clamp_min(1e-30)
-    q = torch.round(x.float() / steps)
-    if x.device.type == "cpu" and bytes_are_faster():
-        flat = F.pad(q.to(torch.int8).flatten(0, -2), (0, weight.shape[1] - x.shape[-1]))
-        out = torch.ops.aten._int_mm(flat, weight.t()).float().unflatten(0, x.shape[:-1])
-    else:
-        out = F.linear(q, weight[:, : x.shape[-1]].float())
-    out = out * steps * scales
+    out = F.linear(round_tokens(x), weight[:, : x.shape[-1]].float()) * scales
     return (out if bias is None else out + bias).to(x.dtype)
 
 
 def _linear_w8a8_shape(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-@lru_cache(maxsize=1)
-def bytes_are_faster() -> bool:
-    """Whether PyTorch multiplies int8 matrices faster than float32 ones on this CPU: measured once, milliseconds."""
-    best = []
-    for a, product in (
-        (torch.ones(64, 512, dtype=torch.int8), torch.ops.aten._int_mm),
-        (torch.ones(64, 512), torch.mm),
-    ):
-        b, times = torch.ones(512, 512, dtype=a.dtype), []
-        for _ in range(3):
-            began = time.perf_counter()
-            product(a, b.t())
-            times.append(time.perf_counter() - began)
-        best.append(min(times))
-    return best[0] < best[1]
 
 
 def _linear_int4(

@@ -1,9 +1,9 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Attention over a contiguous cache in one pass: a tile of keys at a time, with a running maximum and sum.
+"""One token's attention over a contiguous cache in one pass: a tile of keys at a time, a running maximum and sum.
 
-    attend         one token, a share of the keys (decode: cut into parts, ``merge`` puts them together)
-    attend_block   consecutive tokens, all keys (prefill: each thread takes other tokens)
+    attend   every head over a share of the keys
+    merge    the shares put together
 
 After Dao et al., FlashAttention (arXiv 2205.14135), and Flash-Decoding for the shares.
 """
@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numba import njit
 
-from labkit.kernels.cpu import dots, rowwise, tiles
+from labkit.kernels.cpu import dots, rowwise
 from labkit.kernels.cpu.blocks import floats
 from labkit.kernels.cpu.plan import (
     BF16,
@@ -38,8 +38,6 @@ from labkit.kernels.cpu.products import options
 
 TILE = 128
 """Keys whose scores are held at once."""
-HEADS = 3
-"""Heads of a group whose scores are held at once."""
 LOWEST = np.float32(-1e30)
 
 
@@ -92,61 +90,6 @@ def attend(layer, numbers, q, n_stored, slot, part, n_parts, partial, scores):
             else:
                 rowwise.mix_fp32(values, 4 * d, n, scores, d, out)
             at = stop
-
-
-@njit(**options)
-def attend_block(layer, numbers, q, q_row, n_tokens, n_past, slot, partial, partial_row, scores, panels):
-    """Attention of consecutive tokens in a layer without a window, on one thread.
-
-    q (T, H, D) and partial (T, H, D + 2), rows apart. A tile of keys and values is fetched (and widened to float32 in
-    ``panels``, 2 TILE D numbers) once for all tokens and for all heads that share it.
-    """
-    d, rows = layer[D_HEAD], layer[N_HEADS] // layer[N_KV]
-    bf16 = layer[CACHE_FORMAT] == BF16
-    size = 2 if bf16 else 4
-    scale, cap = numbers[SCALE], numbers[SOFTCAP]
-    for t in range(n_tokens):
-        for head in range(layer[N_HEADS]):
-            _begin(partial + t * partial_row + 4 * (d + 2) * head, d)
-    for key in range(0, n_past + n_tokens, TILE):
-        n_tile = min(TILE, n_past + n_tokens - key)
-        for group in range(layer[N_KV]):
-            at = slot * layer[SLOT_STRIDE] + group * layer[HEAD_STRIDE] + key * d * size
-            keys, values = layer[K_CACHE] + at, layer[V_CACHE] + at
-            if bf16:
-                tiles.unpack_bf16(keys, n_tile * d, panels)
-                tiles.unpack_bf16(values, n_tile * d, panels + 4 * TILE * d)
-                keys, values = panels, panels + 4 * TILE * d
-            for t in range(max(0, key - n_past), n_tokens):
-                n = min(TILE, n_past + t + 1 - key)
-                head, last = group * rows, (group + 1) * rows
-                while head < last:
-                    out, q_head = partial + t * partial_row + 4 * (d + 2) * head, q + t * q_row + 4 * d * head
-                    if head + HEADS <= last:
-                        _take_heads(keys, values, n, d, scale, cap, q_head, out, scores)
-                        head += HEADS
-                    else:
-                        _scores(False, keys, d, n, q_head, scores)
-                        _settle(scores, n, scale, cap, d, out)
-                        rowwise.mix_fp32(values, 4 * d, n, scores, d, out)
-                        head += 1
-
-
-@njit(**options)
-def _take_heads(keys, values, n, d, scale, cap, q, out, scores):
-    """n keys and values (float32) into the running sums of ``HEADS`` heads of one group."""
-    k = 0
-    while k + 4 <= n:
-        at = keys + 4 * d * k
-        tiles.tile_fp32_3(at, q, 4 * d, d, scores + 4 * k, 4 * TILE, at)
-        k += 4
-    while k < n:
-        for h in range(HEADS):
-            dots.dot_fp32_one(keys + 4 * d * k, 4 * d, d, q + 4 * d * h, scores + 4 * (h * TILE + k))
-        k += 1
-    for h in range(HEADS):
-        _settle(scores + 4 * TILE * h, n, scale, cap, d, out + 4 * (d + 2) * h)
-    rowwise.mix_heads(values, 4 * d, n, scores, 4 * TILE, d, out, 4 * (d + 2))
 
 
 @njit(**options)

@@ -74,7 +74,7 @@ class FusedStep:
         s = self._sizes
         s[[step.N_LAYERS, step.D_MODEL]] = len(made.layers), made.d_model
         s[[step.LAYER_NORM, step.FINAL_W, step.FINAL_B]] = made.layer_norm, *made.final_norm
-        s[[step.WIDEST, step.N_ATT, step.N_PARTS]] = made.widest, made.n_att, self._team.n_threads
+        s[[step.WIDEST, step.OWN, step.N_PARTS]] = made.widest, made.attention_floats, self._team.n_threads
         s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
         self._job = np.zeros(12, np.int64)
         job = self._job
@@ -176,7 +176,7 @@ class FusedStep:
         n_threads, sizes, cell = self._team.n_threads, self._sizes, self._cells
         if n_new == 1:
             return self._work
-        n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.N_ATT]), n_threads)
+        n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.OWN]), n_threads)
         n_cells, spare = n_bytes // 4 + 32, self._plan.spare
         if spare is None or spare.numel() < n_cells or not self._plan.fills_blocks:
             spare = self._plan.spare = torch.zeros(n_cells, dtype=torch.float32)

@@ -2,8 +2,9 @@
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The product of packed weights with many tokens, for prefill: out (T, N) = x (T, K) W^T, on the team's threads.
 
-Each thread takes a share of the rows. Four rows are unpacked once into memory that stays in the first-level cache and
-meet a block of tokens that stays in the second; the tile keeps 12 sums in registers.
+Sixteen rows at a time, and as many of their inputs as the first-level cache holds, become a panel (``panels``) that
+all tokens pass (``tiles``). int8 and int4 weights meet tokens rounded to integers, with one step for each 64 inputs:
+int16, or bytes where the weights ask for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import tiles
+from labkit.kernels.cpu import panels, tiles
 from labkit.kernels.cpu.plan import (
     BF16,
     BIAS,
@@ -31,20 +32,30 @@ from labkit.kernels.cpu.plan import (
 from labkit.kernels.cpu.products import options, prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
-from labkit.kernels.packed import TOKEN_LEVELS
+from labkit.kernels.cpu.tiles import ROWS, WORD
+from labkit.kernels.packed import TOKEN_BLOCK, TOKEN_LEVELS
 
 LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK = range(4, 11)
 """Cells of a product's job; the first four are the team's. Strides in bytes."""
-AHEAD_ROWS = 8
-"""How far ahead of the rows that are multiplied the next are asked for: arithmetic then hides the memory."""
-TOKENS = 96
-"""Tokens that meet an unpacked panel before the next is unpacked."""
+PANEL_BYTES = 18 * 1024
+"""What a panel takes at most; the tokens' numbers that pass it lie in the first-level cache beside it."""
+PIECES_A_THREAD = 4
+"""Into how many pieces a product is cut at least, for each thread: by rows, and by tokens where rows are few."""
+FEWEST_TOKENS = 24
+"""Fewer tokens are not worth a panel."""
 
 
-def work_bytes(n_tokens: int, n_in: int, n_threads: int) -> int:
-    """Memory of one product: int16 activations and their steps, and a panel for each thread."""
-    padded = (n_in + 63) // 64 * 64
-    return n_tokens * (2 * padded + 4) + 64 + n_threads * (16 * padded + 256) + 256
+@njit(**options)
+def own_bytes(n_tokens, padded):
+    """A thread's own memory: a panel, its blocks' scales, the last panel's output; or decode's activations."""
+    return max(PANEL_BYTES + padded // 32 * WORD + WORD * n_tokens, 16 * padded) + 256
+
+
+@njit(**options)
+def work_bytes(n_tokens, widest, n_threads):
+    """Memory of the products: rounded tokens with their steps and starts, and each thread's own."""
+    padded = (widest + 63) // 64 * 64
+    return n_tokens * (2 * padded + padded // 16 + 4) + 64 + n_threads * own_bytes(n_tokens, padded) + 256
 
 
 def matmul(rank, team, job):
@@ -55,7 +66,7 @@ def matmul(rank, team, job):
     n_tokens, x, x_stride = cells[N_TOKENS], cells[X], cells[X_STRIDE]
     if n_tokens == 1:
         padded = (linear[N_IN] + 63) // 64 * 64
-        scratch = cells[WORK] + rank * (16 * padded + 256)
+        scratch = cells[WORK] + rank * own_bytes(1, padded)
         prepare(linear, x, scratch)
         first, end = share(linear[N_OUT], 4, rank, n_threads)
         product(linear, x, scratch, cells[OUT], first, end)
@@ -69,42 +80,143 @@ def matmul(rank, team, job):
 
 @njit(**options)
 def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threads):
-    """This thread's rows of out (T, N) = x (T, K) W^T + b. For int8, ``round_tokens`` and a barrier come first."""
-    kind, n_in = linear[FORMAT], linear[N_IN]
-    padded = (n_in + 63) // 64 * 64
-    n = padded if kind == INT4 else n_in
+    """This thread's part of out (T, N) = x (T, K) W^T + b. For integers, ``round_tokens`` and a barrier come first."""
+    kind, n_out = linear[FORMAT], linear[N_OUT]
+    padded = (linear[N_IN] + 63) // 64 * 64
+    of_bytes = kind == INT8 and linear[GROUP] != 0
     steps = work + n_tokens * 2 * padded
-    panel = (steps + 4 * n_tokens + 63) // 64 * 64 + rank * (16 * padded + 256)
-    of_four = panel + 16 * padded  # what an integer tile needs of its rows: scales, sums
-    of_bytes = kind == INT8 and linear[GROUP] != 0 and n_tokens > 1
+    starts = steps + n_tokens * (padded // 16)
+    own = (starts + n_tokens * 4 + 63) // 64 * 64 + rank * own_bytes(n_tokens, padded)
+    grid = own + PANEL_BYTES
+    spill = grid + padded // 32 * WORD
+    n = inputs(linear)
+    word = 1  # inputs to a word
+    if kind in (INT8, INT4):
+        x, x_stride, word = work, 2 * padded, 4 if of_bytes else 2
+    narrow = 1 if kind == INT4 and linear[GROUP] == 32 else 0  # blocks of half a step
+    grid_stride = WORD if kind == INT4 else 0
+    n_chunks = -(-n * WORD // word // PANEL_BYTES)
+    unit = 8 if word == 1 else TOKEN_BLOCK  # PANEL_BYTES are whole units of either
+    chunk = -(-n // (n_chunks * unit)) * unit
+    n_panels = -(-n_out // ROWS)
+    n_cuts = max(1, min(n_tokens // FEWEST_TOKENS, -(-PIECES_A_THREAD * n_threads // n_panels)))
+    first, end = share(n_panels * n_cuts, 1, rank, n_threads)
+    packed = -1
+    for piece in range(first, end):
+        row, cut = piece // n_cuts * ROWS, piece % n_cuts
+        token, stop = n_tokens * cut // n_cuts, n_tokens * (cut + 1) // n_cuts
+        to, to_stride = out + token * out_stride + 4 * row, out_stride
+        if row + ROWS > n_out:
+            to, to_stride = spill, WORD
+        for at in range(0, n, chunk):
+            n_here = min(chunk, n - at)
+            if n_chunks > 1 or packed != row:
+                pack(linear, row, at, n_here, of_bytes, own, grid)
+                packed = row
+            ahead, apart, n_ahead, size = _next(linear, row, at, chunk, n)
+            n_tiles = -(-(stop - token) // (6 if word == 1 else 4))
+            t, turn = token, 0
+            while t < stop:
+                asked, shift = ahead_of(turn, n_tiles, ahead, apart, n_ahead)
+                fresh = 1 if at == 0 else 0
+                here = to + (t - token) * to_stride
+                if word == 1:
+                    t += tiles.floats(
+                        stop - t, own, WORD, x + t * x_stride + 4 * at, x_stride, n_here, here, to_stride, fresh,
+                        asked, apart, shift, size,
+                    )  # fmt: skip
+                else:
+                    block = (t * (padded // TOKEN_BLOCK) + at // TOKEN_BLOCK) * 4
+                    t += tiles.integers(
+                        stop - t, of_bytes, own, x + t * x_stride + at * 4 // word, x_stride, n_here // word,
+                        (TOKEN_BLOCK >> narrow) // word, grid, grid_stride, starts + 4 * t, steps + block,
+                        padded // 16, narrow, here, to_stride, fresh, asked, apart, shift, size,
+                    )  # fmt: skip
+                turn += 1
+        if row + ROWS > n_out:
+            _copy(spill, n_out - row, out + token * out_stride + 4 * row, out_stride, stop - token)
+        if linear[BIAS] != 0:
+            _add_bias(linear, row, token, stop, out, out_stride)
+
+
+@njit(**options)
+def inputs(linear):
+    """Inputs as they are stored, padding and all."""
+    if linear[FORMAT] == INT4:
+        return linear[STRIDE] * 64
+    return linear[STRIDE] if linear[FORMAT] == INT8 else linear[N_IN]
+
+
+@njit(**options)
+def pack(linear, row, at, n, of_bytes, panel, grid):
+    """Inputs [at, at + n) of 16 rows as a panel; for integers the rows' scales too."""
+    kind, stride, last = linear[FORMAT], linear[STRIDE], linear[N_OUT] - 1 - row
+    if kind == INT4:
+        group, four = linear[GROUP], row // 4
+        last = (linear[N_OUT] + 3) // 4 - 1 - four
+        n_groups = (stride * 64 + group - 1) // group
+        w = linear[W] + four * stride * 128
+        zeros = linear[ZEROS] + four * n_groups * 4 if linear[ZEROS] != 0 else 0
+        panels.pack_int4(w, stride * 128, last, n // 64, zeros, n_groups * 4, at // 64, group, panel)
+        size = min(group, TOKEN_BLOCK)
+        scales = linear[SCALES] + 2 * four * n_groups * 4
+        panels.spread_scales(scales, n_groups, last, at, n // size, size, group, grid)
+        return
+    w = linear[W] + row * stride
+    for half in range(2):
+        if kind == INT8 and of_bytes:
+            panels.pack_bytes(w + at, stride, last, n, half, panel)
+        elif kind == INT8:
+            panels.pack_int8(w + at, stride, last, n, half, panel)
+        elif kind == BF16:
+            panels.pack_bf16(w + 2 * at, stride, last, n, half, panel)
+        elif kind == FP32:
+            panels.pack_fp32(w + 4 * at, stride, last, n, half, panel)
+    if kind != INT8:
+        return
+    here = carray(array_at(grid), (ROWS,), np.float32)
+    scales = carray(array_at(linear[SCALES]), (linear[N_OUT],), np.float32)
+    for r in range(ROWS):
+        here[r] = scales[min(row + r, linear[N_OUT] - 1)]
+
+
+@njit(**options)
+def _next(linear, row, at, chunk, n):
+    """The memory of the panel after this one: address, bytes from row to row, rows, and bytes of each that a float (or
+    a block of integers) of a panel stands for, as a power of two. Of packed int4 a block's four rows are a row."""
+    at += chunk
+    if at >= n:
+        at, row = 0, row + ROWS
+    kind, stride = linear[FORMAT], linear[STRIDE]
+    if kind == INT4:
+        return linear[W] + row // 4 * stride * 128 + 2 * at, stride * 128, 4, 6 if linear[GROUP] == 32 else 7
+    w = linear[W] + row * stride
     if kind == INT8:
-        n, x, x_stride = linear[STRIDE], work, 2 * padded
-    row_bytes = 32 * linear[STRIDE] if kind == INT4 else linear[STRIDE]
-    first, end = share(linear[N_OUT], 4, rank, n_threads)
-    for token in range(0, n_tokens, TOKENS):
-        n_here = min(TOKENS, n_tokens - token)
-        for row in range(first, end, 4):
-            ahead = linear[W] + (row + AHEAD_ROWS) * row_bytes if token == 0 else 0
-            at, to = x + token * x_stride, out + token * out_stride + 4 * row
-            if of_bytes and row + 4 <= linear[N_OUT]:
-                rows = linear[W] + row * linear[STRIDE]  # the weights are read as they lie
-            else:
-                _unpack(linear, row, n, panel, of_bytes)
-                rows = panel
-            if kind == INT8:
-                _describe_rows(linear, row, of_four, of_bytes)
-                _panel_integer(
-                    of_bytes, rows, at, x_stride, n, of_four, steps + 4 * token, to, out_stride, n_here, ahead
-                )
-            else:
-                _panel(rows, at, x_stride, n, to, out_stride, n_here, ahead, row_bytes)
-            if linear[BIAS] != 0:
-                _add_bias(linear, row, token, token + n_here, out, out_stride)
+        return w + at, stride, ROWS, 6
+    return (w + 2 * at, stride, ROWS, 1) if kind == BF16 else (w + 4 * at, stride, ROWS, 2)
+
+
+@njit(**options)
+def ahead_of(turn, n_tiles, address, apart, n_rows):
+    """Which rows the tile ``turn`` asks for: the first one's address, and how many (2^shift) take turns. The rows are
+    shared out among a panel's tiles; those that come after ask for what they have."""
+    shift = 0
+    while (n_tiles << shift) < n_rows:
+        shift += 1
+    return address + min(turn << shift, n_rows - 1) * apart, shift
+
+
+@njit(**options)
+def _copy(from_, n_rows, out, out_stride, n_tokens):
+    """The last panel's rows to where they belong: fewer than 16."""
+    for t in range(n_tokens):
+        y = carray(array_at(out + t * out_stride), (n_rows,), np.float32)
+        y[:] = carray(array_at(from_ + t * WORD), (n_rows,), np.float32)
 
 
 @njit(**options)
 def _add_bias(linear, row, token, stop, out, out_stride):
-    n_rows = min(4, linear[N_OUT] - row)
+    n_rows = min(ROWS, linear[N_OUT] - row)
     b = carray(array_at(linear[BIAS] + 4 * row), (n_rows,), np.float32)
     for t in range(token, stop):
         y = carray(array_at(out + t * out_stride + 4 * row), (n_rows,), np.float32)
@@ -114,107 +226,32 @@ def _add_bias(linear, row, token, stop, out, out_stride):
 
 @njit(**options)
 def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
-    """For int8: this thread's share of the tokens to int16 (W8A8: to bytes), with one step a token. Nothing for the
-    other forms."""
-    if linear[FORMAT] != INT8:
+    """For packed weights: this thread's share of the tokens to int16 or bytes, a step for each block of inputs."""
+    if linear[FORMAT] not in (INT8, INT4):
         return
     n_in = linear[N_IN]
     padded = (n_in + 63) // 64 * 64
-    bytes_too = linear[GROUP] != 0 and n_tokens > 1
-    limit = np.float32(min(32767, 2147483647 // (127 * n_in)))  # a sum of n_in products stays within int32
-    if bytes_too:
-        limit = np.float32(TOKEN_LEVELS)
-    step = carray(array_at(work + n_tokens * 2 * padded), (n_tokens,), np.float32)
+    n_blocks = padded // TOKEN_BLOCK
+    bytes_too = linear[FORMAT] == INT8 and linear[GROUP] != 0
+    limit = np.float32(TOKEN_LEVELS if bytes_too else 32767)
+    steps = carray(array_at(work + n_tokens * 2 * padded), (n_tokens, n_blocks), np.float32)
+    starts = carray(array_at(work + n_tokens * (2 * padded + padded // 16)), (n_tokens,), np.float32)
     first, end = share(n_tokens, 1, rank, n_threads)
     for token in range(first, end):
-        at, to = x + token * x_stride, work + 2 * padded * token
-        top = tiles.peak(at, n_in)
-        if top < np.float32(1e-30):  # not max(): a NaN must stay one
-            top = np.float32(1e-30)
-        step[token] = top / limit
-        if bytes_too:
-            tiles.round_bytes(at, n_in, limit / top, to)
-            tail = carray(array_at(to), (padded,), np.int8)
-            for i in range(n_in, padded):
-                tail[i] = 0  # meets the weights' own zeros
-            continue
-        tiles.round_int16(at, n_in, limit / top, to)
-        rest = carray(array_at(to), (padded,), np.int16)
-        for i in range(n_in, padded):
-            rest[i] = 0
-
-
-@njit(**options)
-def _unpack(linear, row, n, panel, of_bytes):
-    """Four rows: int16 (or as they are) for int8 weights, float32 for all others. The last row fills a short panel."""
-    kind, w, stride = linear[FORMAT], linear[W], linear[STRIDE]
-    if kind == INT4:
-        n_groups = (n + linear[GROUP] - 1) // linear[GROUP]
-        cell = row * n_groups
-        zeros = linear[ZEROS] + cell if linear[ZEROS] != 0 else 0
-        tiles.unpack_int4(w + row * stride * 32, stride, linear[SCALES] + 2 * cell, zeros, linear[GROUP], panel)
-        return
-    for r in range(4):
-        at = w + min(row + r, linear[N_OUT] - 1) * stride
-        if of_bytes:
-            as_they_are = carray(array_at(panel + r * n), (n,), np.int8)
-            as_they_are[:] = carray(array_at(at), (n,), np.int8)
-        elif kind == INT8:
-            tiles.unpack_int8(at, n, panel + r * n * 2)
-        elif kind == BF16:
-            tiles.unpack_bf16(at, n, panel + r * n * 4)
-        elif kind == FP32:
-            to = carray(array_at(panel + r * n * 4), (n,), np.float32)
-            to[:] = carray(array_at(at), (n,), np.float32)
-
-
-@njit(**options)
-def _describe_rows(linear, row, of_four, of_bytes):
-    """Four rows' scales, and for bytes their sums, for the integer tiles."""
-    here = carray(array_at(of_four), (4,), np.float32)
-    stored = carray(array_at(linear[SCALES]), (linear[N_OUT],), np.float32)
-    for r in range(4):
-        here[r] = stored[min(row + r, linear[N_OUT] - 1)]
-    if of_bytes:
-        sums = carray(array_at(of_four + 16), (4,), np.int32)
-        all_sums = carray(array_at(linear[ZEROS]), (linear[N_OUT],), np.int32)
-        for r in range(4):
-            sums[r] = all_sums[min(row + r, linear[N_OUT] - 1)]
-
-
-@njit(**options)
-def _panel_integer(of_bytes, rows, x, x_stride, n, of_four, steps, out, out_stride, n_tokens, ahead):
-    sums, t = of_four + 16, 0
-    while t + 2 <= n_tokens:
-        at, to, step = x + t * x_stride, out + t * out_stride, steps + 4 * t
-        later = _later(ahead, rows, t // 2, n)
-        if of_bytes:
-            tiles.tile_bytes_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
-        else:
-            tiles.tile_int16_2(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
-        t += 2
-    if t < n_tokens:
-        at, to, step = x + t * x_stride, out + t * out_stride, steps + 4 * t
-        later = _later(ahead, rows, t // 2, n)
-        if of_bytes:
-            tiles.tile_bytes_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
-        else:
-            tiles.tile_int16_1(rows, at, x_stride, n, of_four, sums, step, to, out_stride, later)
-
-
-@njit(**options)
-def _panel(panel, x, x_stride, n, out, out_stride, n_tokens, ahead, row_bytes):
-    t = 0
-    while t + 3 <= n_tokens:
-        later = _later(ahead, panel, t // 3, row_bytes)
-        tiles.tile_fp32_3(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride, later)
-        t += 3
-    while t < n_tokens:
-        tiles.tile_fp32_1(panel, x + t * x_stride, x_stride, n, out + t * out_stride, out_stride, panel)
-        t += 1
-
-
-@njit(**options)
-def _later(ahead, here, tile, row_bytes):
-    """What a panel's tile asks for: each of the first four a row of ``ahead`` (0: nothing), the others what is here."""
-    return ahead + tile * row_bytes if ahead != 0 and tile < 4 else here
+        to = work + 2 * padded * token
+        starts[token] = 0.0
+        for block in range(n_blocks):
+            at, n = x + token * x_stride + 4 * TOKEN_BLOCK * block, min(TOKEN_BLOCK, n_in - TOKEN_BLOCK * block)
+            top = tiles.peak(at, n)
+            if top < np.float32(1e-30):  # not max(): a NaN must stay one
+                top = np.float32(1e-30)
+            steps[token, block] = top / limit
+            if bytes_too:
+                total = tiles.round_bytes(at, n, limit / top, to + TOKEN_BLOCK * block)
+                starts[token] -= steps[token, block] * np.float32(tiles.WEIGHT_OFFSET * total)
+            else:
+                tiles.round_int16(at, n, limit / top, to + 2 * TOKEN_BLOCK * block)
+        tail = carray(array_at(to), (2 * padded,), np.int8)
+        size = 1 if bytes_too else 2
+        for i in range(size * n_in, size * padded):
+            tail[i] = 0  # meets the weights' own zeros

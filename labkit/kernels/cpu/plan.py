@@ -4,7 +4,7 @@
 and biases, widened to float32) plus every size and switch. Rows of the tables:
 
     linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP
-                           (int8: GROUP is whether tokens are rounded too; ZEROS is then the rows' sums)
+                           (int8: GROUP is whether tokens are rounded to bytes too)
     layers  (n, LAYER)     sizes, switches, norm addresses, and each run's cache and rotary addresses
 """
 
@@ -63,9 +63,11 @@ class Plan:
     """By rotation: the length it is scaled for, cos and sin, for as many positions as the last run asked for."""
 
     @property
-    def n_att(self) -> int:
-        """float32 numbers of one token's unmerged attention, in the layer that has most."""
-        return int((self.layers[:, N_HEADS] * (self.layers[:, D_HEAD] + 2)).max())
+    def attention_floats(self) -> int:
+        """float32 numbers of a thread's own memory for a prompt's attention, in the layer that needs most."""
+        from labkit.kernels.cpu.attention_run import own_floats
+
+        return max(own_floats.py_func(d, n // n_kv) for n, n_kv, d in self.layers[:, [N_HEADS, N_KV, D_HEAD]].tolist())
 
     @property
     def fills_blocks(self) -> bool:
@@ -182,8 +184,7 @@ def describe(module: Any, bias: int = 0) -> list[int]:
     if kind == "int8":
         n_out, n_in = module.out_features, module.in_features
         scales, rounds = module.scales.data_ptr(), int(module.round_tokens)
-        sums = _row_sums(module) if rounds else 0
-        return [INT8, weight.data_ptr(), scales, sums, bias, n_out, n_in, weight.stride(0), rounds]
+        return [INT8, weight.data_ptr(), scales, 0, bias, n_out, n_in, weight.stride(0), rounds]
     if kind == "int4":
         zeros = 0 if module.zeros is None else module.zeros.data_ptr()
         address, scales = weight.data_ptr(), module.scales.data_ptr()
@@ -202,18 +203,6 @@ def describe(module: Any, bias: int = 0) -> list[int]:
     number = FP32 if weight.dtype == torch.float32 else BF16
     n_out, n_in = weight.shape
     return [number, weight.data_ptr(), 0, 0, bias, n_out, n_in, weight.stride(0) * weight.itemsize, 0]
-
-
-_sums: weakref.WeakKeyDictionary[Any, tuple[int, Tensor]] = weakref.WeakKeyDictionary()
-"""By module: where its weights lay, and the sum of each row, int32."""
-
-
-def _row_sums(module: Any) -> int:
-    """The address of the sums of an int8 matrix's rows, with which the offset of a byte's product is taken off."""
-    at, found = module.weight.data_ptr(), _sums.get(module)
-    if found is None or found[0] != at:
-        found = _sums[module] = at, module.weight.sum(dim=1, dtype=torch.int32)
-    return found[1].data_ptr()
 
 
 def _norm(module: Any, kept: list[Tensor]) -> tuple[int, int]:

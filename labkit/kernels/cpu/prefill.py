@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from labkit.kernels.cpu import attention, blocks, entries
+from labkit.kernels.cpu import attention_run, blocks, entries
 from labkit.kernels.cpu.matmul import multiply, round_tokens
+from labkit.kernels.cpu.matmul import work_bytes as product_bytes
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -39,7 +40,6 @@ from labkit.kernels.cpu.plan import (
     Q_NORM,
     QK_NORM,
     UP,
-    WINDOW,
     K,
     O,
     Q,
@@ -63,12 +63,12 @@ from labkit.kernels.cpu.step import (
     LAYERS,
     LINEARS,
     LOGITS,
-    N_ATT,
     N_LAYERS,
     N_NEW,
     N_PARTS,
     N_SIZES,
     N_THREADS,
+    OWN,
     PHASES,
     PIECES,
     SIZES,
@@ -87,35 +87,19 @@ from labkit.kernels.cpu.step import (
 )
 
 BUFFERS = 7
-TOKENS = 8
-"""Consecutive tokens whose attention one thread does together."""
 
 
 @njit(**options)
-def own_floats(n_att):
-    """Scores of a few heads, a tile of keys and of values (a head is narrower than all heads), tokens' attention."""
-    return attention.TILE * (attention.HEADS + 2 * n_att) + (TOKENS * n_att + 127) // 64 * 64
-
-
-@njit(**options)
-def private_bytes(widest, n_att):
+def private_bytes(widest, own_floats):
     """Each thread's own memory: that of attention, and what a product with one token needs."""
-    return 4 * own_floats(n_att) + 12 * ((widest + 255) // 64 * 64)
+    return 4 * ((own_floats + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
 
 
-@njit(**options)
-def product_bytes(n_tokens, widest, n_threads):
-    """Memory of the products: int16 activations with their steps, and a panel for each thread."""
-    padded = (widest + 63) // 64 * 64
-    return n_tokens * (2 * padded + 4) + 256 + n_threads * (16 * padded + 256)
-
-
-def work_bytes(n_tokens: int, widest: int, n_att: int, n_threads: int) -> int:
+def work_bytes(n_tokens: int, widest: int, own_floats: int, n_threads: int) -> int:
     """All of a step's memory."""
     row = 4 * ((widest + 255) // 64 * 64)
     shared = BUFFERS * row * n_tokens + product_bytes.py_func(n_tokens, widest, n_threads)
-    padded = (widest + 255) // 64 * 64
-    return shared + n_threads * (4 * own_floats.py_func(n_att) + 12 * padded) + 512
+    return shared + n_threads * private_bytes.py_func(widest, own_floats) + 512
 
 
 def prefill(rank, team, job):
@@ -149,9 +133,7 @@ def prefill(rank, team, job):
     attended = delta  # free until the FFN's last product
     work = cells[WORK] + BUFFERS * whole
     mine = (work + product_bytes(n_new, sizes[WIDEST], n_threads) + 63) // 64 * 64
-    mine += rank * private_bytes(sizes[WIDEST], sizes[N_ATT])
-    scores, panels = mine, mine + 4 * attention.TILE * attention.HEADS
-    partial = panels + 8 * attention.TILE * sizes[N_ATT]
+    mine += rank * private_bytes(sizes[WIDEST], sizes[OWN])
     at = ticks(clock)
     for idx in range(n_layers):
         layer, lin = layers[idx], linears[PER_LAYER * idx : PER_LAYER * (idx + 1)]
@@ -191,24 +173,13 @@ def prefill(rank, team, job):
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_KV_CACHE, clock, at)
         if held[entries.APART] != 0:
-            entries.attend(rank, n_threads, layer, floats[idx], held, q, row, n_new, n_parts, pieces, scores)
+            entries.attend(rank, n_threads, layer, floats[idx], held, q, row, n_new, n_parts, pieces, mine)
             barrier(team, n_threads, give_way_at)
             for t in range(rank, n_new, n_threads):
                 entries.gather(layer, t, n_new, n_parts, pieces, attended + t * row)
         else:
-            apart, slot = 4 * n_heads * (d + 2), tokens[0, 1]
-            for first_t in range(TOKENS * rank, n_new, TOKENS * n_threads):
-                n_here = min(TOKENS, n_new - first_t)
-                if layer[WINDOW] == 0:
-                    here, past = q + first_t * row, tokens[first_t, 0]
-                    attention.attend_block(
-                        layer, floats[idx], here, row, n_here, past, slot, partial, apart, scores, panels
-                    )
-                for t in range(first_t, first_t + n_here):
-                    part = partial + (t - first_t) * apart
-                    if layer[WINDOW] != 0:
-                        attention.attend(layer, floats[idx], q + t * row, tokens[t, 0] + 1, slot, 0, 1, part, scores)
-                    attention.merge(part, 0, 1, n_heads, d, attended + t * row)
+            past, slot = tokens[0, 0], tokens[0, 1]
+            attention_run.attend(rank, n_threads, layer, floats[idx], q, row, n_new, past, slot, mine, attended, row)
         barrier(team, n_threads, give_way_at)
         round_tokens(lin[O], attended, row, n_new, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
@@ -257,7 +228,7 @@ def prefill(rank, team, job):
         first, end = share(head[N_OUT], 4, rank, n_threads)
         out_row = 4 * ((head[N_OUT] + 3) // 4 * 4)
         if n_lasts == 1:
-            own = partial
+            own = mine
             blocks.norm(x + lasts[0] * x_row, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, own)
             prepare(head, own, own + 4 * ((m + 63) // 64 * 64))
             product(head, own, own + 4 * ((m + 63) // 64 * 64), cells[LOGITS], first, end)

@@ -54,40 +54,31 @@ def make_mix(kind: str) -> Any:
 
 
 @intrinsic
-def mix_heads(
-    typingctx: Any, v: Any, stride: Any, n_keys: Any, p: Any, p_stride: Any, n: Any, out: Any, out_stride: Any
-) -> Any:
-    """``mix_fp32`` for three heads at once, each with its own weights and output: a value is loaded once for all."""
-
-    def strip(b: Any, width: int, v: Any, stride: Any, n_keys: Any, ps: list[Any], outs: list[Any]) -> None:
-        sums = [[cgutils.alloca_once(b, VF32) for _ in range(width)] for _ in outs]
-        for out, slots in zip(outs, sums, strict=True):
-            for i, slot in enumerate(slots):
-                b.store(load(b, b.add(out, const(32 * i)), VF32), slot)
-        with cgutils.for_range(b, n_keys, intp=I64) as loop:
-            offset = b.mul(loop.index, const(4))
-            weights = [simd.splat(b, load(b, b.add(p, offset), F32)) for p in ps]
-            row = b.add(v, b.mul(loop.index, stride))
-            for i in range(width):
-                values = load(b, b.add(row, const(32 * i)), VF32)
-                for weight, slots in zip(weights, sums, strict=True):
-                    b.store(simd.fma(b, weight, values, b.load(slots[i])), slots[i])
-        for out, slots in zip(outs, sums, strict=True):
-            for i, slot in enumerate(slots):
-                simd.store(b, b.load(slot), b.add(out, const(32 * i)))
+def widen_bf16(typingctx: Any, x: Any, n: Any, out: Any) -> Any:
+    """n bf16 to float32; n a multiple of 8."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        v, stride, n_keys, p, p_stride, n, out, out_stride = args
-        ps = [b.add(p, b.mul(p_stride, const(h))) for h in range(3)]
-        wide = b.mul(b.udiv(n, const(32)), const(32))
-        for first, end, width in ((const(0), wide, 4), (wide, n, 1)):
-            with cgutils.for_range_slice(b, first, end, const(8 * width), I64) as (at, _):
-                offset = b.mul(at, const(4))
-                outs = [b.add(b.add(out, b.mul(out_stride, const(h))), offset) for h in range(3)]
-                strip(b, width, b.add(v, offset), stride, n_keys, ps, outs)
+        x, n, out = args
+        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+            simd.store(b, simd.widen(b, "bf16", b.add(x, b.mul(at, const(2)))), b.add(out, b.mul(at, const(4))))
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8), codegen
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def highest(typingctx: Any, x: Any, n: Any) -> Any:
+    """The largest of x; n a multiple of 8."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, n = args
+        top = cgutils.alloca_once_value(b, simd.fsplat(-3e38))
+        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+            v = load(b, b.add(x, b.mul(at, const(4))), VF32)
+            b.store(simd.call(b, "llvm.maxnum.v8f32", VF32, v, b.load(top)), top)
+        return simd.largest(b, b.load(top))
+
+    return types.float32(types.int64, types.int64), codegen
 
 
 @intrinsic

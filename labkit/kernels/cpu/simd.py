@@ -125,8 +125,8 @@ def madd(b: Any, x: Any, y: Any) -> Any:
 
 
 def dot_bytes(b: Any, unsigned: Any, signed: Any, total: Any) -> Any:
-    """total + products of 32 pairs of bytes, each four neighbours added: 8 int32. unsigned <= 127, signed >= -127:
-    two such products fit 16 bits, so that AVX2's instruction, which saturates, does not."""
+    """total + products of 32 pairs of bytes, each four neighbours added: 8 int32. signed within 63 of 0: two such
+    products fit 16 bits, so that AVX2's instruction, which saturates, does not."""
     if HAS_AVX2:
         pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", V16I16, unsigned, signed)
         return b.add(total, madd(b, pairs, ir.Constant(V16I16, [1] * 16)))

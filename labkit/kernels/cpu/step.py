@@ -60,10 +60,11 @@ FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, L
 """Cells of a job."""
 N_SIZES = 14
 (
-    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, N_ATT, N_PARTS, HELD,
+    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, OWN, N_PARTS, HELD,
     PIECES,
 ) = range(N_SIZES)  # fmt: skip
-"""Cells of a job's sizes. WANTED: whether logits are. N_PARTS: what one token's attention is cut into, whoever takes
+"""Cells of a job's sizes. WANTED: whether logits are. OWN: float32 numbers of a thread's own memory for a prompt's
+attention. N_PARTS: what one token's attention is cut into, whoever takes
 the parts, so that the sums do not depend on how many threads took them. HELD: address of the cells that ``entries``
 reads; PIECES: of the memory for attention's parts, which the threads share."""
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)

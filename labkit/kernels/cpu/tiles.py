@@ -1,18 +1,20 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Register tiles of a matrix product: 4 weight rows times a few tokens, lanes along the inputs.
+"""Register tiles of a matrix product: 16 rows of a panel, one a lane, meet a few tokens, one number at a time.
 
-    tile_fp32(w, x, x_stride, n, out, out_stride, ahead)   w (4, n) float32 unpacked; x rows; out[token, row]
-    tile_int16(w, x, x_stride, n, scales, sums, steps, out, out_stride, ahead)
-                                                       in integers: 16 products an instruction, sums in int32
-    tile_bytes(the same)                               int8 weights as they lie, and rounded tokens: 32 products
-    unpack_*                                             a weight row to float32 or int16, once for many tokens
+    floats_6 ... floats_1 (panel, stride, x, x_stride, n, out, out_stride, fresh, ahead...)
+    int16_4 ... int16_1, bytes_4 ... bytes_1
+        (panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+         out, out_stride, fresh, ahead...)
 
-``ahead`` is an address from which a tile asks for one line a turn, as many bytes as its own row: what is read from
-memory next, so that the arithmetic hides it. All at once they would stop the loads (measured: slower than none).
+A panel is what ``panels`` makes: word k of 16 rows beside each other, so that a product's sums lie as the output does
+and nothing is added up across lanes. A word is a float32, two int16 or four bytes: a float32 multiply-add does 8
+products an instruction, integers 16 or 32. Integers come in blocks, each with its rows' scales and its tokens' step:
+``out += grid[block, row] steps[token, block] * sum``. Bytes have the same scales in all blocks, and ``starts``, one
+number a token: what its sum begins with, to take off again what WEIGHT_OFFSET adds.
 
-A float32 multiply-add does 8 products; on int16 one instruction does 16 and adds neighbours, and more units can run it.
-So int8 weights meet activations rounded to as many of 16 bits as keep the sum of n products within int32.
+``fresh`` says whether out is written, or added to. The four numbers of ``ahead`` say which line of memory a turn of
+the loop asks for, a slice of the rows that are read next, so that the arithmetic hides them (``matmul.ahead_of``).
 """
 
 from __future__ import annotations
@@ -20,155 +22,224 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
-from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I8, V16I16, V16I32, V32I8, VF32, VI32, const, load
+from labkit.kernels.cpu.products import options
+from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I16, V32I8, VF32, VI32, const, load
 
-ROWS = 4
-
-
-def make_tile(tokens: int) -> Any:
-    """4 rows and ``tokens`` tokens of float32; n a multiple of 8."""
-
-    @intrinsic
-    def tile(typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any, out_stride: Any, ahead: Any) -> Any:
-        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            w, x, x_stride, n, out, out_stride, ahead = args
-            sums = simd.accumulators(b, ROWS * tokens)
-            w_stride = b.mul(n, const(4))
-            with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-                offset = b.mul(at, const(4))
-                simd.prefetch(b, b.add(ahead, offset))
-                xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), VF32) for t in range(tokens)]
-                for r in range(ROWS):
-                    row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), VF32)
-                    for t in range(tokens):
-                        slot = sums[r * tokens + t]
-                        b.store(simd.fma(b, row, xs[t], b.load(slot)), slot)
-            for t in range(tokens):
-                four = simd.four_totals(b, [b.load(slot) for slot in sums[t::tokens]])
-                simd.store(b, four, b.add(out, b.mul(out_stride, const(t))))
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 7), codegen
-
-    return tile
+ROWS = 16
+"""Rows of a panel: two vectors."""
+WORD = 4 * ROWS
+"""Bytes of one word of a panel's rows."""
+HALVES = (0, 1)
+WEIGHT_OFFSET = 128
+"""What is added to weights in bytes, which the instruction wants without sign: their sign bit is turned round."""
 
 
-def make_tile_integer(tokens: int, *, of_bytes: bool) -> Any:
-    """4 rows and ``tokens`` tokens of int16, or of int8 weights and tokens that hold q + TOKEN_OFFSET in bytes.
+UNROLLED = 4
+"""Words that a turn of a tile's loop takes: whatever stands beside the arithmetic is shared by so many."""
 
-    n is a multiple of 16, or 32. scales (4,) float32 and steps (tokens,) float32 turn the integers into numbers;
-    sums (4,) int32 are the rows' sums, with which the offset is taken off again (not read for int16).
-    """
-    lanes, size, kind = (32, 1, V32I8) if of_bytes else (16, 2, V16I16)
-    v4i32, v4f32 = ir.VectorType(I32, 4), ir.VectorType(F32, 4)
+
+def _ask(b: Any, k: Any, ahead: list[Any]) -> None:
+    """Ask for a line at word k: rows ``stride`` bytes apart take turns, each as fast as this panel is gone through."""
+    at, stride, shift, size_shift = ahead
+    turn = b.lshr(k, const(2))
+    mask = b.sub(b.shl(const(1), shift), const(1))
+    column = b.shl(b.lshr(turn, shift), b.add(b.add(shift, size_shift), const(2)))
+    simd.prefetch(b, b.add(b.add(at, b.mul(b.and_(turn, mask), stride)), column))
+
+
+def _ask_for_block(b: Any, block: Any, ahead: list[Any]) -> None:
+    """Ask for what a block takes of each row, 2^size bytes. Here, because a loop of integers has no register left."""
+    at, stride, shift, size_shift = ahead
+    at = b.add(at, b.shl(block, size_shift))
+    with cgutils.for_range(b, b.shl(const(1), shift), intp=I64) as loop:
+        simd.prefetch(b, b.add(at, b.mul(loop.index, stride)))
+
+
+def _put(b: Any, sums: list[list[Any]], out: Any, out_stride: Any, fresh: Any) -> None:
+    """The tile's sums to out, or on top of what is there."""
+    again = b.icmp_signed("==", fresh, const(0))
+    places = [[b.add(b.add(out, b.mul(out_stride, const(t))), const(32 * v)) for v in HALVES] for t in range(len(sums))]
+    with b.if_then(again):
+        for slots, row in zip(sums, places, strict=True):
+            for slot, place in zip(slots, row, strict=True):
+                b.store(b.fadd(b.load(slot), load(b, place, VF32)), slot)
+    for slots, row in zip(sums, places, strict=True):
+        for slot, place in zip(slots, row, strict=True):
+            simd.store(b, b.load(slot), place)
+
+
+def make_floats(tokens: int) -> Any:
+    """``tokens`` rows of x, float32, meet a panel whose words are ``stride`` bytes apart."""
 
     @intrinsic
     def tile(
-        typingctx: Any, w: Any, x: Any, x_stride: Any, n: Any, scales: Any, sums: Any, steps: Any, out: Any,
-        out_stride: Any, ahead: Any,
+        typingctx: Any, panel: Any, stride: Any, x: Any, x_stride: Any, n: Any, out: Any, out_stride: Any, fresh: Any,
+        ahead: Any, ahead_stride: Any, ahead_shift: Any, ahead_size: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            w, x, x_stride, n, scales, sums, steps, out, out_stride, ahead = args
-            totals = [cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8)) for _ in range(ROWS * tokens)]
-            w_stride = b.mul(n, const(size))
-            with cgutils.for_range_slice(b, const(0), n, const(lanes), I64) as (at, _):
-                offset = b.mul(at, const(size))
-                simd.prefetch(b, b.add(ahead, offset))
-                xs = [load(b, b.add(b.add(x, b.mul(x_stride, const(t))), offset), kind) for t in range(tokens)]
-                for r in range(ROWS):
-                    row = load(b, b.add(b.add(w, b.mul(w_stride, const(r))), offset), kind)
-                    for t in range(tokens):
-                        slot = totals[r * tokens + t]
-                        before = b.load(slot)
-                        if of_bytes:
-                            b.store(simd.dot_bytes(b, xs[t], row, before), slot)
-                        else:
-                            b.store(b.add(simd.madd(b, row, xs[t]), before), slot)
-            scale = load(b, scales, v4f32)
-            below = b.mul(load(b, sums, v4i32), ir.Constant(v4i32, [TOKEN_OFFSET] * 4)) if of_bytes else None
-            for t in range(tokens):
-                four = simd.four_totals(b, [b.load(slot) for slot in totals[t::tokens]])
-                four = b.sitofp(b.sub(four, below) if of_bytes else four, v4f32)
-                step = simd.splat(b, load(b, b.add(steps, const(4 * t)), F32), 4)
-                four = b.fmul(b.fmul(four, scale), step)
-                simd.store(b, four, b.add(out, b.mul(out_stride, const(t))))
+            panel, stride, x, x_stride, n, out, out_stride, fresh, *ahead = args
+            sums = [simd.accumulators(b, 2) for _ in range(tokens)]
+
+            def word(k: Any) -> None:
+                at = b.add(panel, b.mul(k, stride))
+                rows = [load(b, b.add(at, const(32 * v)), VF32) for v in HALVES]
+                for t in range(tokens):
+                    number = load(b, b.add(b.add(x, b.mul(x_stride, const(t))), b.mul(k, const(4))), F32)
+                    wide = simd.splat(b, number)
+                    for row, slot in zip(rows, sums[t], strict=True):
+                        b.store(simd.fma(b, row, wide, b.load(slot)), slot)
+
+            whole = b.and_(n, const(-UNROLLED))
+            with cgutils.for_range_slice(b, const(0), whole, const(UNROLLED), I64) as (first, _):
+                _ask(b, first, ahead)
+                for i in range(UNROLLED):
+                    word(b.add(first, const(i)))
+            with cgutils.for_range_slice(b, whole, n, const(1), I64) as (k, _):
+                word(k)
+            _put(b, sums, out, out_stride, fresh)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 10), codegen
+        return types.void(*[types.int64] * 12), codegen
 
     return tile
 
 
-TOKEN_OFFSET = 64
-tile_bytes_2, tile_bytes_1 = make_tile_integer(2, of_bytes=True), make_tile_integer(1, of_bytes=True)
-tile_int16_2, tile_int16_1 = make_tile_integer(2, of_bytes=False), make_tile_integer(1, of_bytes=False)
-tile_fp32_3, tile_fp32_1 = make_tile(3), make_tile(1)
+def make_integers(tokens: int, *, of_bytes: bool) -> Any:
+    """``tokens`` rows of int16 pairs, or of four bytes, meet a panel of the like."""
+    kind = V32I8 if of_bytes else V16I16
+
+    @intrinsic
+    def tile(
+        typingctx: Any, panel: Any, x: Any, x_stride: Any, n_words: Any, block_words: Any, grid: Any, grid_stride: Any,
+        starts: Any, steps: Any, steps_stride: Any, steps_shift: Any, out: Any, out_stride: Any, fresh: Any,
+        ahead: Any, ahead_stride: Any, ahead_shift: Any, ahead_size: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift = (
+                args[:11]
+            )
+            out, out_stride, fresh, *ahead = args[11:]
+            sums = [simd.accumulators(b, 2) for _ in range(tokens)]
+            if of_bytes:
+                new = b.icmp_signed("!=", fresh, const(0))
+                for t in range(tokens):
+                    start = load(b, b.add(starts, const(4 * t)), F32)
+                    for slot in sums[t]:
+                        b.store(simd.splat(b, b.select(new, start, ir.Constant(F32, 0.0))), slot)
+            inner = [[cgutils.alloca_once(b, VI32) for _ in HALVES] for _ in range(tokens)]
+
+            def scale(v: int, block: Any) -> Any:
+                return load(b, b.add(grid, b.add(b.mul(block, grid_stride), const(32 * v))), VF32)
+
+            def word(k: Any) -> None:
+                at = b.add(panel, b.mul(k, const(WORD)))
+                rows = [load(b, b.add(at, const(32 * v)), kind) for v in HALVES]
+                for t in range(tokens):
+                    number = load(b, b.add(b.add(x, b.mul(x_stride, const(t))), b.mul(k, const(4))), I32)
+                    wide = b.bitcast(simd.splat(b, number), kind)
+                    for row, slot in zip(rows, inner[t], strict=True):
+                        if of_bytes:
+                            b.store(simd.dot_bytes(b, row, wide, b.load(slot)), slot)
+                        else:
+                            b.store(b.add(simd.madd(b, wide, row), b.load(slot)), slot)
+
+            with cgutils.for_range_slice(b, const(0), n_words, block_words, I64) as (first, block):
+                for slots in inner:
+                    for slot in slots:
+                        b.store(ir.Constant(VI32, [0] * 8), slot)
+                end = b.add(first, block_words)
+                end = b.select(b.icmp_signed("<", end, n_words), end, n_words)
+                _ask_for_block(b, block, ahead)
+                with cgutils.for_range_slice(b, first, end, const(1), I64) as (k, _):
+                    word(k)
+                column = b.mul(b.lshr(block, steps_shift), const(4))
+                for t in range(tokens):
+                    step = load(b, b.add(b.add(steps, b.mul(steps_stride, const(t))), column), F32)
+                    wide = simd.splat(b, step)
+                    for v in HALVES:
+                        factor = wide if of_bytes else b.fmul(wide, scale(v, block))
+                        b.store(
+                            simd.fma(b, b.sitofp(b.load(inner[t][v]), VF32), factor, b.load(sums[t][v])), sums[t][v]
+                        )
+            if of_bytes:
+                for slots in sums:
+                    for v, slot in enumerate(slots):
+                        b.store(b.fmul(b.load(slot), scale(v, const(0))), slot)
+            _put(b, sums, out, out_stride, fresh)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 18), codegen
+
+    return tile
 
 
-@intrinsic
-def unpack_int8(typingctx: Any, w: Any, n: Any, out: Any) -> Any:
-    """A row of int8 to int16; n a multiple of 16."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        w, n, out = args
-        with cgutils.for_range_slice(b, const(0), n, const(16), I64) as (at, _):
-            simd.store(b, b.sext(load(b, b.add(w, at), V16I8), V16I16), b.add(out, b.mul(at, const(2))))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
+floats_6, floats_4, floats_2, floats_1 = (make_floats(n) for n in (6, 4, 2, 1))
+int16_4, int16_2, int16_1 = (make_integers(n, of_bytes=False) for n in (4, 2, 1))
+bytes_4, bytes_2, bytes_1 = (make_integers(n, of_bytes=True) for n in (4, 2, 1))
 
 
-@intrinsic
-def unpack_bf16(typingctx: Any, w: Any, n: Any, out: Any) -> Any:
-    """A row of bf16 to float32; n a multiple of 8."""
+@njit(**options)
+def floats(n_tokens, panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size):
+    """A tile of 6, 4, 2 or 1 tokens, the most that ``n_tokens`` allow; returns how many."""
+    if n_tokens >= 6:
+        floats_6(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+        return 6
+    if n_tokens >= 4:
+        floats_4(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+        return 4
+    if n_tokens >= 2:
+        floats_2(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+        return 2
+    floats_1(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+    return 1
 
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        w, n, out = args
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            simd.store(b, simd.widen(b, "bf16", b.add(w, b.mul(at, const(2)))), b.add(out, b.mul(at, const(4))))
-        return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 3), codegen
-
-
-@intrinsic
-def unpack_int4(typingctx: Any, w: Any, n_blocks: Any, scales: Any, zeros: Any, group: Any, out: Any) -> Any:
-    """A panel of 4 packed int4 rows to float32 (4, 64 n_blocks): s (q - z)."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        w, n_blocks, scales, zeros, group, out = args
-        has_zeros = b.icmp_unsigned("!=", zeros, const(0))
-        row_bytes = b.mul(n_blocks, const(256))
-        with cgutils.for_range(b, n_blocks, intp=I64) as loop:
-            for r in range(ROWS):
-                words = load(b, b.add(w, b.add(b.mul(loop.index, const(128)), const(32 * r))), V16I16)
-                to = b.add(out, b.add(b.mul(row_bytes, const(r)), b.mul(loop.index, const(256))))
-                for half in (0, 1):  # a group covers at least half a block
-                    first = b.add(b.mul(loop.index, const(64)), const(32 * half))
-                    cell = b.add(b.mul(b.udiv(first, group), const(ROWS)), const(r))
-                    scale = simd.scale_from_half(b, load(b, b.add(scales, b.mul(cell, const(2))), I16))
-                    before = b.block
-                    with b.if_then(has_zeros):
-                        stored = b.sitofp(b.zext(load(b, b.add(zeros, cell), I8), I32), F32)
-                        inside = b.block
-                    zero = b.phi(F32)
-                    zero.add_incoming(ir.Constant(F32, 8.0), before)
-                    zero.add_incoming(stored, inside)
-                    scale, zero = simd.splat(b, scale), simd.splat(b, zero)
-                    for j in (2 * half, 2 * half + 1):
-                        shifted = b.lshr(words, ir.Constant(V16I16, [4 * j] * 16))
-                        wide = b.zext(b.and_(shifted, ir.Constant(V16I16, [15] * 16)), V16I32)
-                        for part in (0, 1):
-                            lanes = ir.Constant(VI32, list(range(8 * part, 8 * part + 8)))
-                            q = b.sitofp(b.shuffle_vector(wide, wide, lanes), VF32)
-                            simd.store(b, b.fmul(b.fsub(q, zero), scale), b.add(to, const(64 * j + 32 * part)))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), codegen
+@njit(**options)
+def integers(
+    n_tokens, of_bytes, panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride,
+    steps_shift, out, out_stride, fresh, at, apart, shift, size,
+):  # fmt: skip
+    """A tile of 4, 2 or 1 tokens of int16 or of bytes; returns how many."""
+    if of_bytes:
+        if n_tokens >= 4:
+            bytes_4(
+                panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+                out, out_stride, fresh, at, apart, shift, size,
+            )  # fmt: skip
+            return 4
+        if n_tokens >= 2:
+            bytes_2(
+                panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+                out, out_stride, fresh, at, apart, shift, size,
+            )  # fmt: skip
+            return 2
+        bytes_1(
+            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+            out, out_stride, fresh, at, apart, shift, size,
+        )  # fmt: skip
+        return 1
+    if n_tokens >= 4:
+        int16_4(
+            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+            out, out_stride, fresh, at, apart, shift, size,
+        )  # fmt: skip
+        return 4
+    if n_tokens >= 2:
+        int16_2(
+            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+            out, out_stride, fresh, at, apart, shift, size,
+        )  # fmt: skip
+        return 2
+    int16_1(
+        panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
+        out, out_stride, fresh, at, apart, shift, size,
+    )  # fmt: skip
+    return 1
 
 
 @intrinsic
@@ -187,24 +258,25 @@ def peak(typingctx: Any, x: Any, n: Any) -> Any:
     return types.float32(types.int64, types.int64), codegen
 
 
-def make_round(kind: Any, offset: int) -> Any:
-    """round(x * factor) + offset as ``kind`` integers; n a multiple of 8."""
+def make_round(kind: Any) -> Any:
+    """round(x * factor) as ``kind`` integers; returns their sum. n a multiple of 8."""
 
     @intrinsic
     def round_to(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
             x, n, factor, out = args
             wide = simd.splat(b, factor)
+            total = cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8))
             with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
                 v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
                 v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
-                v = b.trunc(b.add(v, simd.isplat(offset)), ir.VectorType(kind, 8))
-                simd.store(b, v, b.add(out, b.mul(at, const(kind.width // 8))), 1)
-            return context.get_dummy_value()
+                b.store(b.add(v, b.load(total)), total)
+                simd.store(b, b.trunc(v, ir.VectorType(kind, 8)), b.add(out, b.mul(at, const(kind.width // 8))), 1)
+            return simd.isum(b, b.load(total))
 
-        return types.void(types.int64, types.int64, types.float32, types.int64), codegen
+        return types.int32(types.int64, types.int64, types.float32, types.int64), codegen
 
     return round_to
 
 
-round_int16, round_bytes = make_round(I16, 0), make_round(I8, TOKEN_OFFSET)
+round_int16, round_bytes = make_round(I16), make_round(I8)
