@@ -44,8 +44,8 @@ class PackedLinear(nn.Module):
 class Int8Linear(PackedLinear):
     """One byte a weight, one float32 scale an output channel.
 
-    ``round_tokens``: where several tokens meet the weights, their activations are rounded too, 64 at a time
-    grid, and the product is one of bytes. A single token keeps its activations: reading W is what takes the time.
+    ``round_tokens``: where several tokens meet the weights, their activations are rounded too, 64 of a token to
+    one grid, and the product is one of bytes. A single token keeps its activations: reading W is what takes the time.
     """
 
     kind = "int8"

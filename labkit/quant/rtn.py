@@ -31,8 +31,8 @@ class Int8:
 class W8A8(Int8):
     """int8 weights that meet activations in bytes where many tokens go through together (prefill).
 
-    64 neighbouring activations of a token share a step. Its price: perplexity +1.5 % on SmolLM2-135M, where int8 weights
-    alone cost +0.5 % (``benchmarks/weights.py``).
+    64 neighbouring activations of a token share a step. Its price: perplexity +1.5 % on SmolLM2-135M, where int8
+    weights alone cost +0.5 % (``benchmarks/weights.py``).
     """
 
 

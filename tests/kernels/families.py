@@ -60,10 +60,18 @@ FAMILIES: dict[str, ModelConfig] = {
         "llama",
         uniform(2, _attention(rope=Rope(scaling=RopeScaling("yarn", factor=4.0, original_context=64))), DenseFFN(96)),
     ),
+    "mixture": _config("mixtral", uniform(2, _attention(), MoEFFN(5, 2, 32))),
+    "mixture, shared": _config(
+        "qwen2_moe",
+        (
+            Layer(_attention(qkv_bias=True), MoEFFN(6, 3, 40, renormalize=False, d_ff_shared=64, shared_gate=True)),
+            Layer(_attention(qkv_bias=True), DenseFFN(96)),
+            Layer(_attention(), MoEFFN(3, 1, 64, d_ff_shared=32)),
+        ),
+    ),
     "long": _config("llama", uniform(2, _attention(d_head=24), DenseFFN(104)), head_bias=False),
 }
 NOT_COMPILED = {
-    "mixture": _config("mixtral", uniform(1, _attention(), MoEFFN(4, 2, 32))),
     "odd width": _config("llama", uniform(1, _attention(d_head=12), DenseFFN(96))),
 }
 

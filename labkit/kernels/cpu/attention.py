@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from labkit.kernels.cpu import dots, rowwise
-from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.blocks import fill, floats
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -34,14 +34,13 @@ from labkit.kernels.cpu.plan import (
     V_CACHE,
     WINDOW,
 )
-from labkit.kernels.cpu.products import options
 
 TILE = 128
 """Keys whose scores are held at once."""
 LOWEST = np.float32(-1e30)
 
 
-@njit(**options)
+@jit
 def row_of(layer, position):
     """The row of a sequence's store where a position lies: the position itself, or behind the sinks in a ring."""
     if layer[RING] == 0 or position < layer[RING_SINKS]:
@@ -49,7 +48,7 @@ def row_of(layer, position):
     return layer[RING_SINKS] + (position - layer[RING_SINKS]) % layer[RING]
 
 
-@njit(**options)
+@jit
 def attend(layer, numbers, q, n_stored, slot, part, n_parts, partial, scores):
     """One part of one token's attention: every head over a share of the keys it may see in the slot's sequence.
 
@@ -92,14 +91,13 @@ def attend(layer, numbers, q, n_stored, slot, part, n_parts, partial, scores):
             at = stop
 
 
-@njit(**options)
+@jit
 def _begin(out, d):
-    y = floats(out, d + 2)
-    y[:] = 0.0
-    y[d] = LOWEST
+    fill(out, 0, d + 2, np.float32(0.0))
+    floats(out, d + 2)[d] = LOWEST
 
 
-@njit(**options)
+@jit
 def _settle(scores, n, scale, cap, d, out):
     """n scores to exponentials under the new maximum; one head's sum so far, out (D + 2,), shrunk to match."""
     s, y = floats(scores, TILE), floats(out, d + 2)
@@ -119,7 +117,7 @@ def _settle(scores, n, scale, cap, d, out):
     y[d] = top
 
 
-@njit(**options)
+@jit
 def _scores(bf16, keys, d, n, q, scores):
     i = 0
     if bf16:
@@ -138,7 +136,7 @@ def _scores(bf16, keys, d, n, q, scores):
             i += 1
 
 
-@njit(**options)
+@jit
 def merge(partials, stride, n_parts, n_heads, d, out):
     """The parts of attention (each (H, D + 2), ``stride`` bytes apart) to the heads' outputs (H, D)."""
     y = floats(out, n_heads * d)
@@ -147,7 +145,7 @@ def merge(partials, stride, n_parts, n_heads, d, out):
         for t in range(n_parts):
             top = max(top, floats(partials + t * stride + 4 * (d + 2) * head, d + 2)[d])
         total = np.float32(0.0)
-        y[head * d : (head + 1) * d] = 0.0
+        fill(out, head * d, (head + 1) * d, np.float32(0.0))
         for t in range(n_parts):
             part = floats(partials + t * stride + 4 * (d + 2) * head, d + 2)
             share = np.float32(math.exp(part[d] - top))

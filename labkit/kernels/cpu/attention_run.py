@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from labkit.kernels.cpu import panels, rowwise, tiles
 from labkit.kernels.cpu.attention import LOWEST
-from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.blocks import copy, fill, floats
+from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -32,7 +32,6 @@ from labkit.kernels.cpu.plan import (
     V_CACHE,
     WINDOW,
 )
-from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.tiles import ROWS, WORD
 
 TILE = 128
@@ -44,13 +43,13 @@ STEP = 6
 ITEMS_A_THREAD = 4
 
 
-@njit(**options)
+@entry
 def rows_of_item(n_shared):
     """Rows that an item has at most, where ``n_shared`` query heads share a key head."""
     return (max(MOST_ROWS, n_shared) + STEP - 1) // STEP * STEP
 
 
-@njit(**options)
+@entry
 def own_floats(d, n_shared):
     """float32 numbers of a thread's own memory: queries, outputs, maxima and sums, one tile's scores, keys, values."""
     wide = (d + ROWS - 1) // ROWS * ROWS
@@ -58,7 +57,7 @@ def own_floats(d, n_shared):
     return n_rows * (d + wide + 2) + TILE * (STEP + d + wide) + 64
 
 
-@njit(**options)
+@jit
 def attend(rank, n_threads, layer, numbers, q, q_row, n_tokens, n_past, slot, own, out, out_row):
     """This thread's items of ``n_tokens`` tokens' attention, which follow ``n_past`` stored ones.
 
@@ -79,7 +78,7 @@ def attend(rank, n_threads, layer, numbers, q, q_row, n_tokens, n_past, slot, ow
         )  # fmt: skip
 
 
-@njit(**options)
+@jit
 def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, slot, group, n_shared, own, out, out_row):
     """A few tokens, one group: q and out are the group's own heads."""
     d, cap = layer[D_HEAD], numbers[SOFTCAP]
@@ -145,44 +144,44 @@ def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, slot, group, n_shar
                 y[j] = x[j] * share
 
 
-@njit(**options)
+@jit
 def _begin(q, q_row, n_tokens, n_shared, d, scale, queries, padded, sums, wide, tops):
     """Queries side by side and scaled, and nothing summed up yet."""
     for t in range(n_tokens):
         x, y = floats(q + t * q_row, n_shared * d), floats(queries + 4 * d * n_shared * t, n_shared * d)
         for i in range(n_shared * d):
             y[i] = x[i] * scale
-    floats(queries, padded * d)[n_tokens * n_shared * d :] = 0.0
-    floats(sums, padded * wide)[:] = 0.0
+    fill(queries, n_tokens * n_shared * d, padded * d, np.float32(0.0))
+    fill(sums, 0, padded * wide, np.float32(0.0))
     state = floats(tops, 2 * padded)
     for i in range(padded):
         state[2 * i], state[2 * i + 1] = LOWEST, 0.0
 
 
-@njit(**options)
+@jit
 def _widen(bf16, v, n, d, wide, out):
     """n value rows as float32, each to whole panels."""
     for i in range(n):
         if bf16:
             rowwise.widen_bf16(v + 2 * d * i, d, out + 4 * wide * i)
         else:
-            floats(out + 4 * wide * i, d)[:] = floats(v + 4 * d * i, d)
-        floats(out + 4 * wide * i, wide)[d:] = 0.0
+            copy(v + 4 * d * i, d, out + 4 * wide * i)
+        fill(out + 4 * wide * i, d, wide, np.float32(0.0))
 
 
-@njit(**options)
+@jit
 def _settle(scores, sinks, begin, end, padded, cap, wide, sums, state):
     """One row's scores of a tile to exponentials under its new maximum, those it does not see to zeros; what was summed
     up so far shrinks to match. It sees [0, sinks) and [begin, end); state: its largest score, and its sum."""
     s = floats(scores, padded)
     if end <= begin and sinks == 0:
-        s[:] = 0.0
+        fill(scores, 0, padded, np.float32(0.0))
         return
     if cap != 0.0:
         for i in range(max(end, sinks)):
             s[i] = cap * np.float32(math.tanh(s[i] / cap))
-    s[sinks:begin] = LOWEST
-    s[max(end, sinks) :] = LOWEST
+    fill(scores, sinks, min(begin, padded), LOWEST)
+    fill(scores, max(end, sinks), padded, LOWEST)
     known = floats(state, 2)
     top = max(known[0], rowwise.highest(scores, padded))
     if top > known[0]:
@@ -192,5 +191,5 @@ def _settle(scores, sinks, begin, end, padded, cap, wide, sums, state):
             y[i] *= shrink
         known[0], known[1] = top, known[1] * shrink
     known[1] += rowwise.exponentials(scores, padded, top)
-    s[sinks:begin] = 0.0  # the smallest exponential is not quite that
-    s[max(end, sinks) :] = 0.0
+    fill(scores, sinks, min(begin, padded), np.float32(0.0))  # the smallest exponential is not quite that
+    fill(scores, max(end, sinks), padded, np.float32(0.0))

@@ -11,26 +11,42 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from labkit.kernels.cpu import rowwise
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.plan import (
     COS,
     INTERLEAVED,
     N_TURNED,
     SIN,
 )
-from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
 
 
-@njit(**options)
+@jit
 def floats(address, n):
     """n float32 at an address."""
     return carray(array_at(address), (n,), np.float32)
 
 
-@njit(**options)
+@jit
+def copy(source, n, to):
+    """n float32 from one address to another."""
+    x, y = floats(source, n), floats(to, n)
+    for i in range(n):
+        y[i] = x[i]
+
+
+@jit
+def fill(address, first, end, value):
+    """Numbers [first, end) of an address, all the same."""
+    y = floats(address, end)
+    for i in range(first, end):
+        y[i] = value
+
+
+@jit
 def norm(x, n, weight, bias, eps, layer_norm, out):
     """RMSNorm or LayerNorm of n numbers at address x, to address out. ``bias`` 0: none."""
     xs, ys, w = floats(x, n), floats(out, n), floats(weight, n)
@@ -55,7 +71,7 @@ def norm(x, n, weight, bias, eps, layer_norm, out):
             ys[i] = (xs[i] - mean) * turn * w[i]
 
 
-@njit(**options)
+@jit
 def turn(heads, n_heads, d_head, layer, position):
     """Rotary embedding in place: each pair of each head turned by its angle at ``position``."""
     n = layer[N_TURNED]
@@ -71,7 +87,7 @@ def turn(heads, n_heads, d_head, layer, position):
             x[i * step + apart] = b * cos[i] + a * sin[i]
 
 
-@njit(**options)
+@jit
 def activate(kind, gated, g, u, n, out):
     """act(g) * u, or act(u) when not gated: n numbers at addresses. kind as in ``plan.ACTIVATIONS``."""
     if kind == 0 and gated and n % 8 == 0:

@@ -13,11 +13,12 @@ others keep blocks behind a table, in whatever form (``stored``). ``held`` is wh
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from labkit.kernels.cpu import attention, stored
 from labkit.kernels.cpu import stored_spec as cells
 from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -34,7 +35,6 @@ from labkit.kernels.cpu.plan import (
     SPEC,
     V_CACHE,
 )
-from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.stored_simd import MAX_ROWS
 from labkit.kernels.cpu.stretch import BF16 as BF16_STORED
@@ -46,7 +46,7 @@ one sequence. TABLE: address of the (N_TABLES, N_BLOCKS) int32 block table; STRE
 N_HELD = 8
 
 
-@njit(**options)
+@jit
 def put(of_bf16, head, d_head, to):
     """A head (D,) float32 to an address, as it is or rounded to bf16, to even."""
     if of_bf16:
@@ -60,7 +60,7 @@ def put(of_bf16, head, d_head, to):
             y[i] = x[i]
 
 
-@njit(**options)
+@jit
 def write(layer, held, k, v, position, slot):
     """One token's key and value heads, (G, D) float32 each at an address, to where the cache keeps them."""
     d, n_kv = layer[D_HEAD], layer[N_KV]
@@ -90,14 +90,14 @@ def write(layer, held, k, v, position, slot):
         put(bf16, v + 4 * d * g, d, v_at + g * v_group)
 
 
-@njit(**options)
+@entry
 def cut(layer, n_tokens, n_parts):
     """How the tokens' attention over blocks is cut: (stretches of keys, passes over a group's heads)."""
     n_passes = -(-(layer[N_HEADS] // layer[N_KV]) // MAX_ROWS)
     return max(1, -(-2 * n_parts // (n_tokens * layer[N_KV] * n_passes))) if n_parts > 1 else 1, n_passes
 
 
-@njit(**options)
+@jit
 def attend(rank, n_threads, layer, numbers, held, q, q_row, n_tokens, n_parts, pieces, scores):
     """This thread's pieces of the tokens' attention, into ``pieces`` (an address that all threads share).
 
@@ -125,7 +125,7 @@ def attend(rank, n_threads, layer, numbers, held, q, q_row, n_tokens, n_parts, p
         )  # fmt: skip
 
 
-@njit(**options)
+@jit
 def gather(layer, t, n_tokens, n_parts, pieces, out):
     """Token t's pieces to its heads' outputs, (H, D) at an address. All threads' pieces must be there."""
     d, n_heads = layer[D_HEAD], layer[N_HEADS]
@@ -148,7 +148,7 @@ def piece_floats(layers: np.ndarray, n_tokens: int, n_parts: int) -> int:
             n = n_tokens * n_parts * int(layer[N_HEADS] * (layer[D_HEAD] + 2))
         else:
             spec = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_int64 * cells.N_SPEC).from_address(int(layer[SPEC])))
-            n_splits, n_passes = cut.py_func(layer, n_tokens, n_parts)
-            n = n_tokens * int(layer[N_KV]) * n_passes * n_splits * int(stored.workspace_size.py_func(spec))
+            n_splits, n_passes = cut(layer, n_tokens, n_parts)
+            n = n_tokens * int(layer[N_KV]) * n_passes * n_splits * int(stored.workspace_size(spec))
         most = max(most, n)
     return most

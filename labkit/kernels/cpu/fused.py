@@ -76,6 +76,8 @@ class FusedStep:
         s[[step.LAYER_NORM, step.FINAL_W, step.FINAL_B]] = made.layer_norm, *made.final_norm
         s[[step.WIDEST, step.OWN, step.N_PARTS]] = made.widest, made.attention_floats, self._team.n_threads
         s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
+        self._mixture = torch.empty(made.mixture_floats + 16)
+        s[step.MIXTURE] = (self._mixture.data_ptr() + 63) // 64 * 64
         self._job = np.zeros(12, np.int64)
         job = self._job
         job[[step.LINEARS, step.FLOATS]] = made.linears.ctypes.data, made.floats.ctypes.data

@@ -10,9 +10,10 @@ int16, or bytes where the weights ask for it.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
-from labkit.kernels.cpu import panels, tiles
+from labkit.kernels.cpu import blocks, panels, tiles
+from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     BF16,
     BIAS,
@@ -29,7 +30,7 @@ from labkit.kernels.cpu.plan import (
     ZEROS,
     W,
 )
-from labkit.kernels.cpu.products import options, prepare, product, share
+from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
 from labkit.kernels.cpu.tiles import ROWS, WORD
@@ -45,13 +46,13 @@ FEWEST_TOKENS = 24
 """Fewer tokens are not worth a panel."""
 
 
-@njit(**options)
+@entry
 def own_bytes(n_tokens, padded):
     """A thread's own memory: a panel, its blocks' scales, the last panel's output; or decode's activations."""
     return max(PANEL_BYTES + padded // 32 * WORD + WORD * n_tokens, 16 * padded) + 256
 
 
-@njit(**options)
+@entry
 def work_bytes(n_tokens, widest, n_threads):
     """Memory of the products: rounded tokens with their steps and starts, and each thread's own."""
     padded = (widest + 63) // 64 * 64
@@ -78,7 +79,7 @@ def matmul(rank, team, job):
     barrier(team, n_threads, give_way_at)
 
 
-@njit(**options)
+@jit
 def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threads):
     """This thread's part of out (T, N) = x (T, K) W^T + b. For integers, ``round_tokens`` and a barrier come first."""
     kind, n_out = linear[FORMAT], linear[N_OUT]
@@ -139,7 +140,7 @@ def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threa
             _add_bias(linear, row, token, stop, out, out_stride)
 
 
-@njit(**options)
+@jit
 def inputs(linear):
     """Inputs as they are stored, padding and all."""
     if linear[FORMAT] == INT4:
@@ -147,7 +148,7 @@ def inputs(linear):
     return linear[STRIDE] if linear[FORMAT] == INT8 else linear[N_IN]
 
 
-@njit(**options)
+@jit
 def pack(linear, row, at, n, of_bytes, panel, grid):
     """Inputs [at, at + n) of 16 rows as a panel; for integers the rows' scales too."""
     kind, stride, last = linear[FORMAT], linear[STRIDE], linear[N_OUT] - 1 - row
@@ -180,7 +181,7 @@ def pack(linear, row, at, n, of_bytes, panel, grid):
         here[r] = scales[min(row + r, linear[N_OUT] - 1)]
 
 
-@njit(**options)
+@jit
 def _next(linear, row, at, chunk, n):
     """The memory of the panel after this one: address, bytes from row to row, rows, and bytes of each that a float (or
     a block of integers) of a panel stands for, as a power of two. Of packed int4 a block's four rows are a row."""
@@ -196,7 +197,7 @@ def _next(linear, row, at, chunk, n):
     return (w + 2 * at, stride, ROWS, 1) if kind == BF16 else (w + 4 * at, stride, ROWS, 2)
 
 
-@njit(**options)
+@jit
 def ahead_of(turn, n_tiles, address, apart, n_rows):
     """Which rows the tile ``turn`` asks for: the first one's address, and how many (2^shift) take turns. The rows are
     shared out among a panel's tiles; those that come after ask for what they have."""
@@ -206,15 +207,14 @@ def ahead_of(turn, n_tiles, address, apart, n_rows):
     return address + min(turn << shift, n_rows - 1) * apart, shift
 
 
-@njit(**options)
+@jit
 def _copy(from_, n_rows, out, out_stride, n_tokens):
     """The last panel's rows to where they belong: fewer than 16."""
     for t in range(n_tokens):
-        y = carray(array_at(out + t * out_stride), (n_rows,), np.float32)
-        y[:] = carray(array_at(from_ + t * WORD), (n_rows,), np.float32)
+        blocks.copy(from_ + t * WORD, n_rows, out + t * out_stride)
 
 
-@njit(**options)
+@jit
 def _add_bias(linear, row, token, stop, out, out_stride):
     n_rows = min(ROWS, linear[N_OUT] - row)
     b = carray(array_at(linear[BIAS] + 4 * row), (n_rows,), np.float32)
@@ -224,7 +224,7 @@ def _add_bias(linear, row, token, stop, out, out_stride):
             y[r] += b[r]
 
 
-@njit(**options)
+@jit
 def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
     """For packed weights: this thread's share of the tokens to int16 or bytes, a step for each block of inputs."""
     if linear[FORMAT] not in (INT8, INT4):

@@ -16,12 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
-from labkit.kernels.cpu.products import options
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I8, V16I16, V32I8, VI32, const, load
 from labkit.kernels.cpu.tiles import ROWS, WORD
 
@@ -156,14 +155,14 @@ def four_scales(typingctx: Any, halves: Any, out: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@njit(**options)
+@jit
 def pack_int4(w, stride, last, n_blocks, zeros, zeros_stride, first, group, out):
     """``n_blocks`` blocks of 64 of the 16 rows at w, four to a packed panel; ``last``: of those the last there is."""
     for half in range(2):
         pack_int4_half(w, stride, last, n_blocks, zeros, zeros_stride, first, group, half, out)
 
 
-@njit(**options)
+@jit
 def spread_scales(scales, n_groups, last, first, n_blocks, size, group, out):
     """(n_blocks, 16) float32: each row's scale in each block of ``size`` weights from weight ``first`` on.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ PER_LAYER = 7
 (
     N_HEADS, N_KV, D_HEAD, WINDOW, N_SINKS, COS, SIN, N_TURNED, INTERLEAVED, NORMS, QK_NORM, ACTIVATION, GATED, D_FF,
     ATTN_NORM, ATTN_NORM_B, FFN_NORM, FFN_NORM_B, ATTN_POST, ATTN_POST_B, FFN_POST, FFN_POST_B, Q_NORM, K_NORM,
-    CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE, SLOT_STRIDE, RING, RING_SINKS, SPEC, ROWS,
-) = range(33)  # fmt: skip
-LAYER = 33
+    CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE, SLOT_STRIDE, RING, RING_SINKS, SPEC, ROWS, N_EXPERTS, N_ACTIVE,
+    D_EXPERT, RENORMALIZE, EXPERTS,
+) = range(38)  # fmt: skip
+LAYER = 38
 SCALE, SOFTCAP = range(2)
 NORM_LAYOUTS = {"pre": 0, "post": 1, "sandwich": 2}
 QK_NORMS = {None: 0, "head": 1, "full": 2}
@@ -55,6 +57,8 @@ class Plan:
     final_norm: tuple[int, int]
     widest: int
     kept: list[Tensor] = field(default_factory=list)
+    tables: list[np.ndarray] = field(default_factory=list)
+    """Of layers with experts: all their linears (``mixture``)."""
     turnout: Turnout = field(default_factory=Turnout)
     spare: Tensor | None = None
     """Working memory of the last prompt, for the next one."""
@@ -62,12 +66,19 @@ class Plan:
     rotary: dict[Any, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
     """By rotation: the length it is scaled for, cos and sin, for as many positions as the last run asked for."""
 
-    @property
+    @cached_property
     def attention_floats(self) -> int:
         """float32 numbers of a thread's own memory for a prompt's attention, in the layer that needs most."""
         from labkit.kernels.cpu.attention_run import own_floats
 
-        return max(own_floats.py_func(d, n // n_kv) for n, n_kv, d in self.layers[:, [N_HEADS, N_KV, D_HEAD]].tolist())
+        return max(own_floats(d, n // n_kv) for n, n_kv, d in self.layers[:, [N_HEADS, N_KV, D_HEAD]].tolist())
+
+    @cached_property
+    def mixture_floats(self) -> int:
+        """float32 numbers that one token's scores and experts take, in the layer that needs most."""
+        from labkit.kernels.cpu.mixture import memory_floats
+
+        return max(memory_floats(*sizes) for sizes in self.layers[:, [N_EXPERTS, N_ACTIVE, D_EXPERT]].tolist())
 
     @property
     def fills_blocks(self) -> bool:
@@ -115,11 +126,10 @@ def _refusal(transformer: Any) -> str | None:
         return f"the model is on {transformer.device}: the compiled step is for the CPU."
     config = transformer.config
     for layer in config.layers:
-        if hasattr(layer.ffn, "n_experts"):
-            return "mixtures of experts are not compiled."
         if not hasattr(layer.attention, "n_kv_heads"):
             return f"{type(layer.attention).__name__} is not compiled: only grouped attention is."
-        if layer.attention.d_head % 8 or layer.ffn.d_ff % 8 or config.d_model % 8:
+        widths = layer.attention.d_head, layer.ffn.d_ff, getattr(layer.ffn, "d_ff_shared", 0), config.d_model
+        if any(width % 8 for width in widths):
             return "d_model, d_ff and d_head must be multiples of 8, the vector's lanes."
         if layer.attention.qk_norm and config.norm.bias:
             return "query and key norms with a bias are not compiled."
@@ -135,7 +145,7 @@ def _stamp(parts: list[Any]) -> int:
 
 
 def _make(transformer: Any) -> Plan:
-    config, kept = transformer.config, []
+    config, kept, tables = transformer.config, [], []
     n = config.n_layers
     linears = np.zeros((PER_LAYER * n + 1, LINEAR), np.int64)
     layers = np.zeros((n, LAYER), np.int64)
@@ -143,7 +153,12 @@ def _make(transformer: Any) -> Plan:
     for idx, (block, layer) in enumerate(zip(transformer.layers, config.layers, strict=True)):
         attention, ffn, row = layer.attention, layer.ffn, layers[idx]
         modules = [block.attention.q_proj, block.attention.k_proj, block.attention.v_proj, block.attention.o_proj]
-        modules += [block.ffn.gate_proj, block.ffn.up_proj, block.ffn.down_proj]
+        own = block.ffn
+        if hasattr(ffn, "n_experts"):
+            tables.append(_mixture(block.ffn, row))
+            own = block.ffn.shared
+        if own is not None:
+            modules += [own.gate_proj, own.up_proj, own.down_proj]
         for i, module in enumerate(modules):
             if module is not None:
                 linears[PER_LAYER * idx + i] = _linear(module, kept)
@@ -155,7 +170,8 @@ def _make(transformer: Any) -> Plan:
         )
         row[WINDOW] = attention.window or 0
         row[[NORMS, QK_NORM]] = NORM_LAYOUTS[layer.norms], QK_NORMS[attention.qk_norm]
-        row[[ACTIVATION, GATED, D_FF]] = ACTIVATIONS[ffn.activation], ffn.gated, ffn.d_ff
+        row[[ACTIVATION, GATED]] = ACTIVATIONS[ffn.activation], getattr(ffn, "gated", True)
+        row[D_FF] = getattr(ffn, "d_ff_shared", ffn.d_ff)
         norms = {ATTN_NORM: block.attention_norm, FFN_NORM: block.ffn_norm}
         if layer.norms == "sandwich":
             norms |= {ATTN_POST: block.attention_post_norm, FFN_POST: block.ffn_post_norm}
@@ -169,8 +185,26 @@ def _make(transformer: Any) -> Plan:
     return Plan(
         linears, layers, floats, config.d_model, config.vocab_size, config.norm.kind == "layer", config.norm.eps,
         config.logit_softcap or 0.0, _norm(transformer.final_norm, kept),
-        int(linears[:-1, [N_OUT, N_IN]].max()), kept,
+        int(np.concatenate([linears[:-1], *tables])[:, [N_OUT, N_IN]].max()), kept, tables,
     )  # fmt: skip
+
+
+def _mixture(ffn: Any, row: np.ndarray) -> np.ndarray:
+    """The table of a layer's experts, its address and its sizes in the layer's row."""
+    from labkit.kernels.cpu import mixture
+
+    config, experts = ffn.config, ffn.experts
+    row[[N_EXPERTS, N_ACTIVE]] = config.n_experts, config.n_active
+    row[[D_EXPERT, RENORMALIZE]] = config.d_ff, config.renormalize
+    found = np.zeros((mixture.table_rows(config.n_experts), LINEAR), np.int64)
+    found[mixture.ROUTER] = describe(ffn.router)
+    if ffn.shared_gate is not None:
+        found[mixture.SHARED_GATE] = describe(ffn.shared_gate)
+    for stack, which in ((experts.gate, mixture.GATE), (experts.up, mixture.UP), (experts.down, mixture.DOWN)):
+        for e, weight in enumerate(stack):
+            found[mixture.FIRST + 3 * e + which] = _plain(weight, 0)
+    row[EXPERTS] = found.ctypes.data
+    return found
 
 
 def _linear(module: Any, kept: list[Tensor]) -> list[int]:
@@ -200,6 +234,10 @@ def describe(module: Any, bias: int = 0) -> list[int]:
             n_blocks,
             module.group_size,
         ]
+    return _plain(weight, bias)
+
+
+def _plain(weight: Tensor, bias: int) -> list[int]:
     number = FP32 if weight.dtype == torch.float32 else BF16
     n_out, n_in = weight.shape
     return [number, weight.data_ptr(), 0, 0, bias, n_out, n_in, weight.stride(0) * weight.itemsize, 0]

@@ -9,9 +9,10 @@ each thread taking every n-th. Keys and values go straight into the cache, and o
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
-from labkit.kernels.cpu import attention_run, blocks, entries
+from labkit.kernels.cpu import attention_run, blocks, entries, mixture, mixture_run
+from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.matmul import multiply, round_tokens
 from labkit.kernels.cpu.matmul import work_bytes as product_bytes
 from labkit.kernels.cpu.plan import (
@@ -32,6 +33,7 @@ from labkit.kernels.cpu.plan import (
     K_NORM,
     LAYER,
     LINEAR,
+    N_EXPERTS,
     N_HEADS,
     N_KV,
     N_OUT,
@@ -45,7 +47,7 @@ from labkit.kernels.cpu.plan import (
     Q,
     V,
 )
-from labkit.kernels.cpu.products import options, prepare, product, share
+from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_read, atomic_swap, ticks
 from labkit.kernels.cpu.step import (
@@ -89,7 +91,7 @@ from labkit.kernels.cpu.step import (
 BUFFERS = 7
 
 
-@njit(**options)
+@entry
 def private_bytes(widest, own_floats):
     """Each thread's own memory: that of attention, and what a product with one token needs."""
     return 4 * ((own_floats + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
@@ -98,8 +100,8 @@ def private_bytes(widest, own_floats):
 def work_bytes(n_tokens: int, widest: int, own_floats: int, n_threads: int) -> int:
     """All of a step's memory."""
     row = 4 * ((widest + 255) // 64 * 64)
-    shared = BUFFERS * row * n_tokens + product_bytes.py_func(n_tokens, widest, n_threads)
-    return shared + n_threads * private_bytes.py_func(widest, own_floats) + 512
+    shared = BUFFERS * row * n_tokens + product_bytes(n_tokens, widest, n_threads)
+    return shared + n_threads * private_bytes(widest, own_floats) + 512
 
 
 def prefill(rank, team, job):
@@ -140,7 +142,7 @@ def prefill(rank, team, job):
         d, n_heads, n_kv = layer[D_HEAD], layer[N_HEADS], layer[N_KV]
         for t in range(rank, n_new, n_threads):
             if layer[NORMS] == 1:
-                blocks.floats(normed + t * row, m)[:] = blocks.floats(x + t * x_row, m)
+                blocks.copy(x + t * x_row, m, normed + t * row)
             else:
                 blocks.norm(x + t * x_row, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed + t * row)
         if rank == 0:  # one thread looks, so that all leave at the same layer
@@ -194,25 +196,37 @@ def prefill(rank, team, job):
                 blocks.norm(added, m, layer[ATTN_POST], layer[ATTN_POST_B], eps, layer_norm, added)
             _add(here, added, m)
             if layer[NORMS] == 1:
-                blocks.floats(added, m)[:] = blocks.floats(here, m)
+                blocks.copy(here, m, added)
             else:
                 blocks.norm(here, m, layer[FFN_NORM], layer[FFN_NORM_B], eps, layer_norm, added)
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_NORM, clock, at)
-        round_tokens(lin[UP], normed, row, n_new, work, rank, n_threads)
-        barrier(team, n_threads, give_way_at)
-        if layer[GATED] != 0:
-            multiply(lin[GATE], normed, row, n_new, gate, row, work, rank, n_threads)
-        multiply(lin[UP], normed, row, n_new, up, row, work, rank, n_threads)
-        barrier(team, n_threads, give_way_at)
-        for t in range(rank, n_new, n_threads):
-            here = up + t * row
-            blocks.activate(layer[ACTIVATION], layer[GATED] != 0, gate + t * row, here, layer[D_FF], here)
-        barrier(team, n_threads, give_way_at)
-        round_tokens(lin[DOWN], up, row, n_new, work, rank, n_threads)
-        barrier(team, n_threads, give_way_at)
-        multiply(lin[DOWN], up, row, n_new, delta, row, work, rank, n_threads)
-        barrier(team, n_threads, give_way_at)
+        if layer[D_FF] != 0:
+            round_tokens(lin[UP], normed, row, n_new, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+            if layer[GATED] != 0:
+                multiply(lin[GATE], normed, row, n_new, gate, row, work, rank, n_threads)
+            multiply(lin[UP], normed, row, n_new, up, row, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+            for t in range(rank, n_new, n_threads):
+                here = up + t * row
+                blocks.activate(layer[ACTIVATION], layer[GATED] != 0, gate + t * row, here, layer[D_FF], here)
+            barrier(team, n_threads, give_way_at)
+            round_tokens(lin[DOWN], up, row, n_new, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+            multiply(lin[DOWN], up, row, n_new, delta, row, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
+        if layer[N_EXPERTS] != 0:
+            for t in range(rank, n_new, n_threads):
+                if layer[D_FF] == 0:
+                    blocks.fill(delta + t * row, 0, m, np.float32(0.0))
+                else:
+                    mixture.weigh_shared(layer, normed + t * row, mine, delta + t * row, 0, m)
+            mixture_run.experts(
+                layer, normed, row, m, n_new, delta, q, k, v, gate, up, q, work, team, rank,
+                n_threads, give_way_at,
+            )  # fmt: skip
+            barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_FFN, clock, at)
         for t in range(rank, n_new, n_threads):
             added = delta + t * row
@@ -249,7 +263,7 @@ def prefill(rank, team, job):
         charge(rank, phases, T_LM_HEAD, clock, at)
 
 
-@njit(**options)
+@jit
 def _turn_heads(layer, norm, heads, n_heads, d, eps, layer_norm, position):
     """Query or key heads of one token: their norm, if the family has one, then rotary."""
     if layer[QK_NORM] == 1:
@@ -260,7 +274,7 @@ def _turn_heads(layer, norm, heads, n_heads, d, eps, layer_norm, position):
     blocks.turn(heads, n_heads, d, layer, position)
 
 
-@njit(**options)
+@jit
 def _add(to, address, n):
     y, x = blocks.floats(to, n), blocks.floats(address, n)
     for i in range(n):

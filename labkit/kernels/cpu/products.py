@@ -5,16 +5,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from labkit.kernels.cpu import dots
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.plan import BF16, BIAS, FORMAT, FP32, GROUP, INT4, INT8, N_IN, SCALES, STRIDE, ZEROS, W
 from labkit.kernels.cpu.rowwise import array_at
 
-options = {"nogil": True, "error_model": "numpy", "cache": True}
 
-
-@njit(**options)
+@jit
 def share(n, unit, rank, n_threads):
     """This thread's part of n rows: [first, end), whole units."""
     units = (n + unit - 1) // unit
@@ -23,7 +22,7 @@ def share(n, unit, rank, n_threads):
     return min(first, n), min(end, n)
 
 
-@njit(**options)
+@jit
 def prepare(linear, x, scratch):
     """Activations as the weights' form wants them: int4 multiplies int16. ``scratch`` holds 4 bytes an input more."""
     if linear[FORMAT] == INT4:
@@ -32,7 +31,7 @@ def prepare(linear, x, scratch):
         dots.prepare_int4(x, n, scratch, scratch + 2 * n, scratch + 2 * n + n // 8, narrow)
 
 
-@njit(**options)
+@jit
 def product(linear, x, scratch, out, first, end):
     """out[first:end] = W[first:end] x + b; x and out are addresses of float32. int4 rows come in panels of 4."""
     kind, w, stride, n = linear[FORMAT], linear[W], linear[STRIDE], linear[N_IN]

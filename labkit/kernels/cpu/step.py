@@ -13,9 +13,10 @@ Rank 0 reads the clock between the parts and leaves nanoseconds by phase.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
-from labkit.kernels.cpu import attention, blocks, entries
+from labkit.kernels.cpu import attention, blocks, entries, mixture
+from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -34,6 +35,8 @@ from labkit.kernels.cpu.plan import (
     K_NORM,
     LAYER,
     LINEAR,
+    N_ACTIVE,
+    N_EXPERTS,
     N_HEADS,
     N_KV,
     N_OUT,
@@ -48,7 +51,7 @@ from labkit.kernels.cpu.plan import (
     Q,
     V,
 )
-from labkit.kernels.cpu.products import options, prepare, product, share
+from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, give_way, pause, ticks
 
@@ -58,15 +61,15 @@ SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 """Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
 FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
 """Cells of a job."""
-N_SIZES = 14
+N_SIZES = 15
 (
     N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, OWN, N_PARTS, HELD,
-    PIECES,
+    PIECES, MIXTURE,
 ) = range(N_SIZES)  # fmt: skip
 """Cells of a job's sizes. WANTED: whether logits are. OWN: float32 numbers of a thread's own memory for a prompt's
 attention. N_PARTS: what one token's attention is cut into, whoever takes
 the parts, so that the sums do not depend on how many threads took them. HELD: address of the cells that ``entries``
-reads; PIECES: of the memory for attention's parts, which the threads share."""
+reads; PIECES: of the memory for attention's parts, which the threads share; MIXTURE: for a token's experts."""
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
 ASKED, STOPPED = 6, 7
 """Further cells beside the phases: the caller wants a prompt to be left, and the team has left it."""
@@ -75,7 +78,7 @@ SPINS = 2000
 """Looks at a flag before the core is offered to another thread."""
 
 
-@njit(**options)
+@jit
 def barrier(team, n_threads, give_way_at):
     """Wait until all of the team's threads are here."""
     if n_threads == 1:
@@ -94,7 +97,7 @@ def barrier(team, n_threads, give_way_at):
             give_way(give_way_at)
 
 
-@njit(**options)
+@entry
 def room(widest, n_threads):
     """Float32 cells of the step's shared and private memory: (offset of private parts, size of one, all)."""
     padded = (widest + 255) // 64 * 64
@@ -136,15 +139,15 @@ def decode(rank, team, job):
     x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
     # scratch takes two widths: int16 activations, sums and steps
     attended, scores = mine + 6 * wide, mine + 7 * wide
+    blocks.copy(cells[X], m, x)
     stream = blocks.floats(x, m)
-    stream[:] = blocks.floats(cells[X], m)
     at = ticks(clock)
     for idx in range(n_layers):
         layer, lin = layers[idx], linears[PER_LAYER * idx : PER_LAYER * (idx + 1)]
         d, n_heads, n_kv = layer[D_HEAD], layer[N_HEADS], layer[N_KV]
         # norm -> Q, K, V
         if layer[NORMS] == 1:
-            blocks.floats(normed, m)[:] = stream
+            blocks.copy(x, m, normed)
         else:
             blocks.norm(x, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
         at = charge(rank, phases, T_NORM, clock, at)
@@ -155,7 +158,7 @@ def decode(rank, team, job):
             product(lin[i], normed, scratch, q_new if i == Q else (k_new if i == K else v_new), first, end)
         barrier(team, n_threads, give_way_at)
         # rotary, append, attention over a share of the keys
-        blocks.floats(q, n_heads * d)[:] = blocks.floats(q_new, n_heads * d)
+        blocks.copy(q_new, n_heads * d, q)
         if layer[QK_NORM] == 1:
             for head in range(n_heads):
                 blocks.norm(q + 4 * d * head, d, layer[Q_NORM], 0, eps, layer_norm, q + 4 * d * head)
@@ -165,7 +168,7 @@ def decode(rank, team, job):
         if (
             rank == (n_parts - 1) % n_threads
         ):  # the last of a run's keys are this thread's: nobody else reads the new one
-            blocks.floats(k, n_kv * d)[:] = blocks.floats(k_new, n_kv * d)
+            blocks.copy(k_new, n_kv * d, k)
             if layer[QK_NORM] == 1:
                 for head in range(n_kv):
                     blocks.norm(k + 4 * d * head, d, layer[K_NORM], 0, eps, layer_norm, k + 4 * d * head)
@@ -189,7 +192,7 @@ def decode(rank, team, job):
         if layer[NORMS] == 1:
             blocks.norm(delta, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
             add(stream, normed, m)
-            blocks.floats(normed, m)[:] = stream
+            blocks.copy(x, m, normed)
         else:
             if layer[NORMS] == 2:
                 blocks.norm(delta, m, layer[ATTN_POST], layer[ATTN_POST_B], eps, layer_norm, normed)
@@ -199,18 +202,32 @@ def decode(rank, team, job):
             blocks.norm(x, m, layer[FFN_NORM], layer[FFN_NORM_B], eps, layer_norm, normed)
         at = charge(rank, phases, T_NORM, clock, at)
         # FFN
-        first, end = share(layer[D_FF], 8, rank, n_threads)
-        prepare(lin[UP], normed, scratch)
-        if layer[GATED] != 0:
-            product(lin[GATE], normed, scratch, gate, first, end)
-        product(lin[UP], normed, scratch, up, first, end)
-        blocks.activate(
-            layer[ACTIVATION], layer[GATED] != 0, gate + 4 * first, up + 4 * first, end - first, hidden + 4 * first
-        )
+        mixed = layer[N_EXPERTS] != 0
+        if mixed:
+            mixture.route(layer, normed, sizes[MIXTURE], rank, n_threads)
+        if layer[D_FF] != 0:
+            first, end = share(layer[D_FF], 8, rank, n_threads)
+            prepare(lin[UP], normed, scratch)
+            if layer[GATED] != 0:
+                product(lin[GATE], normed, scratch, gate, first, end)
+            product(lin[UP], normed, scratch, up, first, end)
+            blocks.activate(
+                layer[ACTIVATION], layer[GATED] != 0, gate + 4 * first, up + 4 * first, end - first, hidden + 4 * first
+            )
         barrier(team, n_threads, give_way_at)
+        visits, gates = k, k + 8 * layer[N_ACTIVE]  # free until the next layer's keys
+        if mixed:
+            mixture.hidden(layer, normed, sizes[MIXTURE], visits, gates, scratch, rank, n_threads)
+            barrier(team, n_threads, give_way_at)
         first, end = share(m, 4, rank, n_threads)
-        prepare(lin[DOWN], hidden, scratch)
-        product(lin[DOWN], hidden, scratch, delta_ffn, first, end)
+        if layer[D_FF] != 0:
+            prepare(lin[DOWN], hidden, scratch)
+            product(lin[DOWN], hidden, scratch, delta_ffn, first, end)
+        else:
+            blocks.fill(delta_ffn, first, end, np.float32(0.0))
+        if mixed:
+            mixture.weigh_shared(layer, normed, scratch, delta_ffn, first, end)
+            mixture.add(layer, sizes[MIXTURE], visits, gates, scratch, delta_ffn, first, end)
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_FFN, clock, at)
         if layer[NORMS] == 0:
@@ -235,14 +252,14 @@ def decode(rank, team, job):
     charge(rank, phases, T_LM_HEAD, clock, at)
 
 
-@njit(**options)
+@jit
 def add(stream, address, m):
     delta = blocks.floats(address, m)
     for i in range(m):
         stream[i] += delta[i]
 
 
-@njit(**options)
+@jit
 def charge(rank, phases, phase, clock, since):
     """Rank 0 adds the time since ``since`` to a phase; returns now."""
     if rank != 0:

@@ -20,6 +20,7 @@ from numba.np.numpy_support import carray
 
 from labkit.kernels.cpu import stored_spec as cells
 from labkit.kernels.cpu import stretch as inner
+from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.stored_simd import MAX_ROWS, call_stretch
 from labkit.kernels.cpu.stored_spec import make_spec, why_not
@@ -31,14 +32,14 @@ MIN_PARALLEL_READS = 1 << 17
 """Stored numbers below which handing work to other threads costs more than it saves."""
 
 
-@njit(cache=True, error_model="numpy")
+@entry
 def workspace_size(spec):  # type: ignore[no-untyped-def]
     """float32 numbers that one task needs: m, total, acc, scores, shifts, scaled queries, weights by grid, queries."""
     tile = max(TILE, spec[cells.BLOCK])
     return MAX_ROWS * (3 + spec[cells.DIMS_V] + 2 * spec[cells.DIMS_K] + tile * (1 + spec[cells.V_GRIDS]))
 
 
-@njit(cache=True, error_model="numpy")
+@jit
 def take(  # type: ignore[no-untyped-def]
     task, n_splits, n_passes, stretch, spec, tables, rows, q, q_row, n_heads_all, n_sinks, scale, softcap, states
 ):
@@ -72,7 +73,7 @@ def take(  # type: ignore[no-untyped-def]
         call_stretch(stretch, *at, lo, hi, blocked, state.ctypes.data, softcap)
 
 
-@njit(cache=True, error_model="numpy")
+@jit
 def merge(row, n_splits, n_passes, n_groups, n_heads, dims, states, out):  # type: ignore[no-untyped-def]
     """softmax over all stretches from the softmax over each: weigh by exp(m - max m). One row's heads, (H, Dv) at the
     address ``out``."""
@@ -87,7 +88,8 @@ def merge(row, n_splits, n_passes, n_groups, n_heads, dims, states, out):  # typ
             best = max(best, states[task, r])
         whole = np.float32(0)
         mixed = carray(array_at(out + 4 * dims * head), dims, np.float32)
-        mixed[:] = 0
+        for d in range(dims):
+            mixed[d] = 0
         for task in range(first, first + n_splits):
             weight = np.float32(np.exp(states[task, r] - best))
             whole += weight * states[task, MAX_ROWS + r]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 from numba.np.numpy_support import carray
 
 from labkit.kernels.cpu import stored_spec as cells
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.rowwise import array_at, exponentials
 from labkit.kernels.cpu.stored_simd import (
     KINDS,
@@ -30,7 +31,7 @@ MASKED = np.float32(-1e30)
 BF16 = KINDS["bf16"]
 
 
-@njit(cache=True, error_model="numpy")
+@jit
 def _soften(rows, s, s_at, s_stride, n, first, last, softcap, m, total, acc):  # type: ignore[no-untyped-def]
     """Scores [first, last) of a tile of n to weights, in place, and the others to 0 (a grid's zero is mixed in for the
     whole tile); the running maximum, sum and mix follow."""

@@ -15,13 +15,13 @@ import time
 from functools import lru_cache
 
 import numpy as np
-from numba import carray, cfunc, int64, njit
+from numba import carray, cfunc, int64
 
 from labkit.kernels.cpu import stretch
+from labkit.kernels.cpu.jit import entry
 from labkit.kernels.cpu.matmul import matmul
 from labkit.kernels.cpu.platform import system
 from labkit.kernels.cpu.prefill import prefill
-from labkit.kernels.cpu.products import options
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_read, atomic_swap, call_job, give_way, pause, ticks
 from labkit.kernels.cpu.step import (
@@ -45,7 +45,7 @@ EACH = 1024
 """A job's number in the sequence is a multiple of this, plus how many threads it is for: both are read at once."""
 
 
-@njit(**options)
+@entry
 def run(rank, team):
     """This thread's part of the job that the team's block points to."""
     job = atomic_read(team + 8 * JOB)
@@ -53,7 +53,7 @@ def run(rank, team):
     call_job(cells[FUNCTION], rank, team, job)
 
 
-@njit(**options)
+@entry
 def serve(rank, team, seen, clock, give_way_at, patience):
     """A worker's loop: run each job as it is published; return the last one's number when none came for a while."""
     parked = team + 8 * (PARKED + LINE * rank)
@@ -80,7 +80,7 @@ def serve(rank, team, seen, clock, give_way_at, patience):
             atomic_swap(parked, 0)
 
 
-@njit(**options)
+@entry
 def publish(team, job, n_threads):
     """Announce a job for so many threads; returns a bit for each that sleeps and must be woken."""
     atomic_swap(team + 8 * JOB, job)

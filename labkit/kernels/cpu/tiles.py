@@ -22,12 +22,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
-from labkit.kernels.cpu.products import options
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I16, V32I8, VF32, VI32, const, load
 
 ROWS = 16
@@ -183,7 +182,7 @@ int16_4, int16_2, int16_1 = (make_integers(n, of_bytes=False) for n in (4, 2, 1)
 bytes_4, bytes_2, bytes_1 = (make_integers(n, of_bytes=True) for n in (4, 2, 1))
 
 
-@njit(**options)
+@jit
 def floats(n_tokens, panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size):
     """A tile of 6, 4, 2 or 1 tokens, the most that ``n_tokens`` allow; returns how many."""
     if n_tokens >= 6:
@@ -199,7 +198,7 @@ def floats(n_tokens, panel, stride, x, x_stride, n, out, out_stride, fresh, at, 
     return 1
 
 
-@njit(**options)
+@jit
 def integers(
     n_tokens, of_bytes, panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride,
     steps_shift, out, out_stride, fresh, at, apart, shift, size,
