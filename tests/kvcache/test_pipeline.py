@@ -130,7 +130,7 @@ def test_usage_can_be_read_while_it_runs(model):
     readings, stop = [], threading.Event()
 
     def watch() -> None:
-        while not stop.is_set():
+        while not stop.wait(1e-3):  # without a pause it would keep the interpreter to itself
             readings.append(run.cache_usage())
 
     watcher = threading.Thread(target=watch)
