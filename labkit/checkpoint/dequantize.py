@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.checkpoint.k_quants import K_QUANTS, half
+from labkit.checkpoint.k_quants import K_QUANTS
 
 CHUNK_VALUES = 31 * 1024
 """Values dequantised at once: the working set stays in the processor's cache, and just under torch's grain of
@@ -64,53 +65,73 @@ def dequantize(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtyp
     return out
 
 
-def _nibbles(packed: Tensor, out: Tensor) -> None:
-    """16 bytes a block to 32 float32 values in 0..15."""
-    packed = packed.contiguous()  # three times faster than masking 16 bytes here and 16 there
+def _half(blocks: np.ndarray, column: int) -> np.ndarray:
+    """The float16 at byte ``column`` of each block, as float32 (n, 1)."""
+    return np.ascontiguousarray(blocks[:, column : column + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(blocks: np.ndarray, column: int, out: np.ndarray) -> None:
+    """16 bytes a block, from ``column`` on, to 32 float32 values in 0..15."""
+    packed = np.ascontiguousarray(blocks[:, column : column + 16])
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4
 
 
-def _fifth_bits(blocks: Tensor, column: int) -> Tensor:
+def _fifth_bits(blocks: np.ndarray, column: int) -> np.ndarray:
     """The 32 fifth bits of each block, little-endian in 4 bytes, as 0 or 16: (n, 32)."""
-    spread = torch.arange(8, dtype=torch.uint8)
-    bits = blocks[:, column : column + 4].unsqueeze(-1) >> spread & 1  # (n, 4, 8)
-    return bits.reshape(-1, BLOCK) << 4
+    bits = np.unpackbits(np.ascontiguousarray(blocks[:, column : column + 4]), axis=1, bitorder="little")
+    return bits << 4
 
 
-def _q4_0(blocks: Tensor, out: Tensor) -> None:
-    q = torch.empty(out.shape)
-    _nibbles(blocks[:, 2:18], q)
-    out.copy_(q.sub_(8).mul_(half(blocks, 0)))
+def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks, 2, out)
+    out -= 8
+    out *= _half(blocks, 0)
 
 
-def _q4_1(blocks: Tensor, out: Tensor) -> None:
-    q = torch.empty(out.shape)
-    _nibbles(blocks[:, 4:20], q)
-    out.copy_(q.mul_(half(blocks, 0)).add_(half(blocks, 2)))
+def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks, 4, out)
+    out *= _half(blocks, 0)
+    out += _half(blocks, 2)
 
 
-def _q5_0(blocks: Tensor, out: Tensor) -> None:
-    q = torch.empty(out.shape)
-    _nibbles(blocks[:, 6:22], q)
-    out.copy_(q.add_(_fifth_bits(blocks, 2)).sub_(16).mul_(half(blocks, 0)))
+def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks, 6, out)
+    out += _fifth_bits(blocks, 2)
+    out -= 16
+    out *= _half(blocks, 0)
 
 
-def _q5_1(blocks: Tensor, out: Tensor) -> None:
-    q = torch.empty(out.shape)
-    _nibbles(blocks[:, 8:24], q)
-    out.copy_(q.add_(_fifth_bits(blocks, 4)).mul_(half(blocks, 0)).add_(half(blocks, 2)))
+def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks, 8, out)
+    out += _fifth_bits(blocks, 4)
+    out *= _half(blocks, 0)
+    out += _half(blocks, 2)
 
 
-def _q8_0(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(blocks[:, 2:34].view(torch.int8).float().mul_(half(blocks, 0)))
+def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.multiply(blocks[:, 2:34].view(np.int8), _half(blocks, 0), out=out)
+
+
+def _in_numpy(formula: Callable[[np.ndarray, np.ndarray], None]) -> Callable[[Tensor, Tensor], None]:
+    """A formula in numpy, whose operations on a few thousand values cost half of torch's."""
+
+    def dequantize(blocks: Tensor, out: Tensor) -> None:
+        if out.dtype == torch.float32:
+            formula(blocks.numpy(), out.numpy())
+            return
+        values = np.empty(out.shape, np.float32)
+        formula(blocks.numpy(), values)
+        out.copy_(torch.from_numpy(values))
+
+    return dequantize
 
 
 _FORMULAS: dict[str, Callable[[Tensor, Tensor], None]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
+    "Q4_0": _in_numpy(_q4_0),
+    "Q4_1": _in_numpy(_q4_1),
+    "Q5_0": _in_numpy(_q5_0),
+    "Q5_1": _in_numpy(_q5_1),
+    "Q8_0": _in_numpy(_q8_0),
     **K_QUANTS,
 }

@@ -9,6 +9,8 @@ the packed form. N output features, K input features.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -17,15 +19,20 @@ PANEL = 4
 BLOCK = 64
 """Weights of one row in one 32-byte vector."""
 GROUP_SIZES = (32, 64, 128)
+PIECE_VALUES = 2**18
+"""Weights that are rounded together: what is in between stays in the processor's cache."""
 TINY = 6e-8
 """The smallest float16 scale: an all-zero group keeps a scale that can be divided by."""
 
 
 def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(N, K) -> q int8 (N, K) and scales float32 (N,), symmetric: s = max|w| / 127. The error is at most s / 2."""
-    weight = weight.float()
-    scales = (weight.abs().amax(dim=1) / 127).clamp_min(1e-30)
-    return torch.round(weight / scales[:, None]).clamp_(-127, 127).to(torch.int8), scales
+    q = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(weight.shape[:1], dtype=torch.float32, device=weight.device)
+    for rows, into, step in zip(_pieces(weight), _pieces(q), scales.split(_rows(weight)), strict=True):
+        step.copy_((rows.abs().amax(dim=1) / 127).clamp_min_(1e-30))
+        into.copy_((rows / step[:, None]).round_().clamp_(-127, 127))
+    return q, scales
 
 
 def round_int4(weight: Tensor, group_size: int, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -38,7 +45,24 @@ def round_int4(weight: Tensor, group_size: int, *, symmetric: bool) -> tuple[Ten
     Raises ValueError when group_size does not divide K.
     """
     check_group_size(weight.shape[1], group_size)
-    groups = weight.float().unflatten(1, (-1, group_size))  # (N, G, group_size)
+    parts = [_round_int4(rows, group_size, symmetric) for rows in _pieces(weight)]
+    q, scales, zeros = zip(*parts, strict=True)
+    return torch.cat(q), torch.cat(scales), None if symmetric else torch.cat(zeros)
+
+
+def _rows(weight: Tensor) -> int:
+    """Rows that are rounded together."""
+    return max(1, PIECE_VALUES // max(1, weight.shape[1]))
+
+
+def _pieces(weight: Tensor) -> Iterator[Tensor]:
+    """The weight, some rows at a time: float32 where it has fewer bits."""
+    for rows in weight.detach().split(_rows(weight)):
+        yield rows.float() if rows.is_floating_point() else rows
+
+
+def _round_int4(weight: Tensor, group_size: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    groups = weight.unflatten(1, (-1, group_size))  # (N, G, group_size)
     if symmetric:
         scales = as_half(groups.abs().amax(dim=-1) / 7.5)
         zeros, offset = None, torch.full_like(scales, 8.0, dtype=torch.float32)

@@ -116,11 +116,10 @@ def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, slot, group, n_shar
         for row in range(first, padded, STEP):
             last_t = min(n_tokens - 1, (row + STEP - 1) // n_shared)
             n_seen = min(n, n_past + last_t + 1 - key)
+            ours = queries + 4 * d * row
             for column in range(0, n_seen, ROWS):
                 here = keys + 4 * d * column
-                tiles.floats(
-                    STEP, here, WORD, queries + 4 * d * row, 4 * d, d, scores + 4 * column, 4 * TILE, 1, here, 0, 0, 0
-                )
+                tiles.floats_6(here, WORD, ours, 4 * d, d, scores + 4 * column, 4 * TILE, 1, here, 0, 0, 0)
             for i in range(row, min(row + STEP, n_rows)):
                 position = n_past + i // n_shared
                 end = min(n, position + 1 - key)
@@ -131,10 +130,8 @@ def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, slot, group, n_shar
                     sums + 4 * wide * i, tops + 8 * i,
                 )  # fmt: skip
             for column in range(0, wide, ROWS):
-                tiles.floats(
-                    STEP, v_at + 4 * column, v_row, scores, 4 * TILE, n_seen, sums + 4 * (wide * row + column),
-                    4 * wide, 0, v_at, 0, 0, 0,
-                )  # fmt: skip
+                to = sums + 4 * (wide * row + column)
+                tiles.floats_6(v_at + 4 * column, v_row, scores, 4 * TILE, n_seen, to, 4 * wide, 0, v_at, 0, 0, 0)
     for t in range(n_tokens):
         for h in range(n_shared):
             i = t * n_shared + h

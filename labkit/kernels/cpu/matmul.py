@@ -122,17 +122,20 @@ def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threa
                 fresh = 1 if at == 0 else 0
                 here = to + (t - token) * to_stride
                 if word == 1:
+                    token_at = x + t * x_stride + 4 * at
                     t += tiles.floats(
-                        stop - t, own, WORD, x + t * x_stride + 4 * at, x_stride, n_here, here, to_stride, fresh,
-                        asked, apart, shift, size,
-                    )  # fmt: skip
+                        stop - t,
+                        (own, WORD, token_at, x_stride, n_here, here, to_stride, fresh, asked, apart, shift, size),
+                    )
                 else:
+                    token_at = x + t * x_stride + at * 4 // word
                     block = (t * (padded // TOKEN_BLOCK) + at // TOKEN_BLOCK) * 4
-                    t += tiles.integers(
-                        stop - t, of_bytes, own, x + t * x_stride + at * 4 // word, x_stride, n_here // word,
-                        (TOKEN_BLOCK >> narrow) // word, grid, grid_stride, starts + 4 * t, steps + block,
-                        padded // 16, narrow, here, to_stride, fresh, asked, apart, shift, size,
+                    given = (
+                        own, token_at, x_stride, n_here // word, (TOKEN_BLOCK >> narrow) // word, grid, grid_stride,
+                        starts + 4 * t, steps + block, padded // 16, narrow, here, to_stride, fresh, asked, apart,
+                        shift, size,
                     )  # fmt: skip
+                    t += tiles.integers(stop - t, of_bytes, given)
                 turn += 1
         if row + ROWS > n_out:
             _copy(spill, n_out - row, out + token * out_stride + 4 * row, out_stride, stop - token)

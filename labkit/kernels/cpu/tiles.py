@@ -183,61 +183,40 @@ bytes_4, bytes_2, bytes_1 = (make_integers(n, of_bytes=True) for n in (4, 2, 1))
 
 
 @jit
-def floats(n_tokens, panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size):
-    """A tile of 6, 4, 2 or 1 tokens, the most that ``n_tokens`` allow; returns how many."""
+def floats(n_tokens, given):
+    """A tile of 6, 4, 2 or 1 tokens, the most that ``n_tokens`` allow; returns how many. given: a tile's arguments."""
     if n_tokens >= 6:
-        floats_6(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+        floats_6(*given)
         return 6
     if n_tokens >= 4:
-        floats_4(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+        floats_4(*given)
         return 4
     if n_tokens >= 2:
-        floats_2(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+        floats_2(*given)
         return 2
-    floats_1(panel, stride, x, x_stride, n, out, out_stride, fresh, at, apart, shift, size)
+    floats_1(*given)
     return 1
 
 
 @jit
-def integers(
-    n_tokens, of_bytes, panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride,
-    steps_shift, out, out_stride, fresh, at, apart, shift, size,
-):  # fmt: skip
+def integers(n_tokens, of_bytes, given):
     """A tile of 4, 2 or 1 tokens of int16 or of bytes; returns how many."""
     if of_bytes:
         if n_tokens >= 4:
-            bytes_4(
-                panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-                out, out_stride, fresh, at, apart, shift, size,
-            )  # fmt: skip
+            bytes_4(*given)
             return 4
         if n_tokens >= 2:
-            bytes_2(
-                panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-                out, out_stride, fresh, at, apart, shift, size,
-            )  # fmt: skip
+            bytes_2(*given)
             return 2
-        bytes_1(
-            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-            out, out_stride, fresh, at, apart, shift, size,
-        )  # fmt: skip
+        bytes_1(*given)
         return 1
     if n_tokens >= 4:
-        int16_4(
-            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-            out, out_stride, fresh, at, apart, shift, size,
-        )  # fmt: skip
+        int16_4(*given)
         return 4
     if n_tokens >= 2:
-        int16_2(
-            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-            out, out_stride, fresh, at, apart, shift, size,
-        )  # fmt: skip
+        int16_2(*given)
         return 2
-    int16_1(
-        panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-        out, out_stride, fresh, at, apart, shift, size,
-    )  # fmt: skip
+    int16_1(*given)
     return 1
 
 
