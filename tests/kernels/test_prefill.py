@@ -56,6 +56,14 @@ def test_a_prompt_may_go_through_torch_and_decode_goes_on_from_its_cache(monkeyp
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whose_products_are_faster_can_be_asked_of_every_family(monkeypatch, family):
+    monkeypatch.undo()
+    monkeypatch.setattr(choice, "_wins", {})
+    monkeypatch.setattr(choice, "SMALL", 0)
+    assert choice.torch_is_faster(random_model(FAMILIES[family]), 2) is False  # not after one look
+
+
 @pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)
 def test_torch_takes_prompts_when_it_was_faster_in_several_runs(monkeypatch, weights):
     monkeypatch.undo()

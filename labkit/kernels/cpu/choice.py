@@ -26,7 +26,8 @@ _wins: dict[tuple[Any, ...], int] = {}
 
 def torch_is_faster(transformer: Any, n_threads: int) -> bool:
     """Whether a prompt is better fed through the model's own forward than through the compiled prefill."""
-    module = transformer.layers[0].ffn.up_proj
+    layer = transformer.layers[0]
+    module = getattr(layer.ffn, "up_proj", layer.attention.q_proj)  # a mixture's experts are not linears
     if module.in_features * module.out_features < SMALL:
         return False
     form = (getattr(module, "kind", ""), getattr(module, "round_tokens", False), transformer.dtype, n_threads)
