@@ -9,6 +9,7 @@ labkit's. Interleaved, medians and best. The weights of all layers are read in t
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import time
@@ -23,7 +24,7 @@ from torch import nn
 
 from labkit.kernels import backends
 from labkit.kernels.cpu import linear, matmul, plan, team
-from labkit.quant.rtn import Int4, to_int4, to_int8
+from labkit.quant.rtn import Int4, to_int4, to_int8, to_w8a8
 
 SHAPES = ((49_152, 576), (1_536, 576), (576, 1_536))
 BYTES = 160e6
@@ -91,10 +92,14 @@ def contenders(n_out: int, n_in: int, n_tokens: int, n_threads: int) -> dict[str
     plain = nn.Linear(n_in, n_out, bias=False).requires_grad_(False)
     found: dict[str, tuple[float, Callable[[], float]]] = {}
 
-    def many(make: Callable[[], nn.Module]) -> list[nn.Module]:
-        return [make() for _ in range(copies)]
+    def many(make: Callable[[], nn.Module], part: int = 1) -> list[nn.Module]:
+        return [make() for _ in range(max(1, copies // part))]
 
+    found["labkit fp32"] = 4.0, multiplier(many(lambda: copy.deepcopy(plain), 4), n_tokens, n_threads)
+    halves = many(lambda: copy.deepcopy(plain).to(torch.bfloat16), 4)
+    found["labkit bf16"] = 2.0, multiplier(halves, n_tokens, n_threads)
     found["labkit int8"] = 1.0, multiplier(many(lambda: to_int8(plain)), n_tokens, n_threads)
+    found["labkit w8a8"] = 1.0, multiplier(many(lambda: to_w8a8(plain)), n_tokens, n_threads)
     for config in (Int4(64), Int4(32), Int4(64, symmetric=True)):
         bytes_a_weight = 0.5 + (2 if config.symmetric else 3) / config.group_size
         grid = f"g{config.group_size}{' symmetric' if config.symmetric else ''}"

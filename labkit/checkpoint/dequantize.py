@@ -23,8 +23,6 @@ CHUNK_VALUES = 31 * 1024
 32,768, below which it starts no threads. On a busy machine their barrier costs 50 times what they compute."""
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BLOCK = 32
-
 
 _LAYOUTS = {
     0: ("F32", 1, 4),

@@ -39,8 +39,9 @@ def test_fused_equals_reference_on_the_unpacked_weights(family, weights):
         assert torch.equal(got.argmax(-1), wanted.argmax(-1))
 
 
-def test_fused_in_bf16_stays_as_close_to_fp32_as_the_reference_does():
-    exact = random_model(FAMILIES["llama"])
+@pytest.mark.parametrize("family", ["llama", "mixture", "mixture, shared"])
+def test_fused_in_bf16_stays_as_close_to_fp32_as_the_reference_does(family):
+    exact = random_model(FAMILIES[family])
     narrow = copy.deepcopy(exact).to(torch.bfloat16)
     chunks = (1,) * 20
     got, reference = compare(narrow, narrow, dtype=torch.bfloat16, chunks=chunks)

@@ -46,11 +46,11 @@ def test_an_integer_tile_is_exact(monkeypatch, portable, of_bytes, n_words, bloc
     arrays = (panel, x, grid, taken_off, steps, out)
     at, x_at, grid_at, starts_at, steps_at, out_at = (a.ctypes.data for a in arrays)
     grid_stride = 0 if of_bytes else 64
-    for fresh, times in ((1, 1), (0, 2)):  # written, then added to
-        begin = starts_at if fresh else np.full(2, np.nan, np.float32).ctypes.data  # then it is not read
-        run(at, x_at, x.strides[0], grid_at, grid_stride, begin, steps_at, steps.strides[0], out_at, fresh)
-        if fresh or not of_bytes:
-            np.testing.assert_allclose(out, times * exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+    # Written, then added to: only the first of a token's panels takes off what all of them have too much.
+    left = -taken_off[:, None] * grid[0] if of_bytes else 0.0
+    for fresh, wanted in ((1, exact), (0, 2 * exact + left)):
+        run(at, x_at, x.strides[0], grid_at, grid_stride, starts_at, steps_at, steps.strides[0], out_at, fresh)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("last", [15, 9, 4])

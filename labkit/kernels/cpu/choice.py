@@ -1,6 +1,6 @@
 """Whose products take a prompt through the layers: the compiled ones, or PyTorch's. Measured, for each form of weights.
 
-PyTorch's depend on the processor: with bfloat16 or int8 instructions (AMX, AVX-512) they outrun the compiled ones,
+PyTorch's depend on the processor: with bfloat16 instructions (AMX, AVX-512) they outrun the compiled ones,
 without them they take ten times as long. A list of instruction sets would age; a measurement takes milliseconds.
 """
 

@@ -17,7 +17,7 @@ from numba import carray
 
 from labkit.kernels.cpu import attention, stored
 from labkit.kernels.cpu import stored_spec as cells
-from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.blocks import copy
 from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     BF16,
@@ -55,9 +55,7 @@ def put(of_bf16, head, d_head, to):
         for i in range(d_head):
             y[i] = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     else:
-        y, x = floats(to, d_head), floats(head, d_head)
-        for i in range(d_head):
-            y[i] = x[i]
+        copy(head, d_head, to)
 
 
 @jit

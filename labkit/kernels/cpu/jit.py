@@ -23,9 +23,9 @@ MARKER = "labkit-compiled-from"
 
 
 def forget_stale(sources: Path, kept: Path) -> bool:
-    """Remove what was compiled from other sources than these; whether there was any. numba looks at the one file that a
-    function stands in, not at those whose functions it calls: after an update it would run the old ones."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources.glob("*.py")))).hexdigest()
+    """Remove what was compiled from other sources than those below a folder; whether there was any. numba looks at the
+    one file that a function stands in, not at those whose functions it calls: after an update it would run old ones."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources.rglob("*.py")))).hexdigest()
     marker = kept / MARKER
     try:
         if marker.exists() and marker.read_text() == digest:
@@ -40,7 +40,7 @@ def forget_stale(sources: Path, kept: Path) -> bool:
     return bool(stale)
 
 
-forget_stale(Path(__file__).parent, Path(FunctionCache(forget_stale).cache_path))
+forget_stale(Path(__file__).parent.parent, Path(FunctionCache(forget_stale).cache_path))
 
 
 def jit(function: Callable[..., Any]) -> Any:

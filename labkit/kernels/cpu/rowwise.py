@@ -2,8 +2,10 @@
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """The small vector loops of a step between its products, in vectors of 8 lanes. Addresses are int64, widths n.
 
-dot_rows       scores of 4 keys at once: ``dots.dot_fp32`` and ``dots.dot_bf16`` on the cache's rows
 mix            out[d] += sum_s p[s] v[s, d]            values weighted by attention
+widen_bf16     bf16 to float32                         n a multiple of 8
+scaled_peak    x *= factor in place; the largest       n a multiple of 8
+highest        the largest                             n a multiple of 8
 exponentials   x[i] = exp(x[i] - shift); their sum     n a multiple of 8
 gate           out[i] = silu(g[i]) * u[i]              n a multiple of 8
 """

@@ -45,9 +45,10 @@ UNROLLED = 4
 def _ask(b: Any, k: Any, ahead: list[Any]) -> None:
     """Ask for a line at word k: rows ``stride`` bytes apart take turns, each as fast as this panel is gone through."""
     at, stride, shift, size_shift = ahead
-    turn = b.lshr(k, const(2))
+    unrolled = const(UNROLLED.bit_length() - 1)  # as a power of two
+    turn = b.lshr(k, unrolled)
     mask = b.sub(b.shl(const(1), shift), const(1))
-    column = b.shl(b.lshr(turn, shift), b.add(b.add(shift, size_shift), const(2)))
+    column = b.shl(b.lshr(turn, shift), b.add(b.add(shift, size_shift), unrolled))
     simd.prefetch(b, b.add(b.add(at, b.mul(b.and_(turn, mask), stride)), column))
 
 
