@@ -119,20 +119,24 @@ def test_looking_tokens_up_equals_torchs_embedding(weights, dtype):
 
 @pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)
 @pytest.mark.parametrize("chunks", [(9,), (9, 1)])
-def test_what_is_not_a_number_comes_out_as_such(weights, chunks):
-    """Rounding activations to integers must not make a damaged model look sound."""
-    transformer = quantize(random_model(FAMILIES["llama"]), weights)
-    transformer.layers[0].ffn_norm.weight[3] = float("nan")
+@pytest.mark.parametrize("damaged", ["ffn_norm.weight", "attention.k_proj.bias", "attention.v_proj.bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_not_a_number_comes_out_as_such(weights, chunks, damaged, dtype):
+    """Rounding activations, keys or values to integers must not make a damaged model look sound."""
+    transformer = quantize(random_model(FAMILIES["qwen3"]), weights)
+    transformer.layers[0].get_parameter(damaged).data[3] = float("nan")
     with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer))
+        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype))
         logits = run(step, torch.arange(sum(chunks)), chunks)
     assert not logits.isfinite().any()
 
 
 @pytest.mark.parametrize("layer_s", [1e-9, 1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weights", [None, W8A8(), Int4(group_size=32)], ids=str)
-def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, layer_s):
-    """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits."""
+def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, dtype, layer_s):
+    """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits, also
+    where keys and values are rounded to integers."""
     transformer = quantize(random_model(long_config(4, 2, d_head=16)), weights)
     monkeypatch.setattr(fused, "MAX_CHUNK", 96)
     ids = torch.arange(96 + 3 * 16 + 1) % transformer.config.vocab_size
@@ -140,7 +144,8 @@ def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, layer_s):
     with torch.inference_mode():
         for first_chunk in (96, 1000):
             monkeypatch.setattr(fused, "LAYER_S", layer_s)
-            step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, capacity=200))
+            cache = cache_for(transformer, dtype, capacity=200)
+            step = backends.build_fused(None, transformer=transformer, cache=cache)
             step._first_chunk = first_chunk
             monkeypatch.setattr(heed, "heeding", lambda *watched: contextlib.nullcontext())
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))

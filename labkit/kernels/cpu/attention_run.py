@@ -3,8 +3,9 @@
 """Attention of a run of consecutive tokens over a contiguous cache: what a prompt spends its time in when it is long.
 
 The tokens are cut into items, some tokens and the query heads of one group each: their rows, (token, head), meet a
-tile of keys as a matrix meets a panel (``tiles``), and the exponentials meet the values the same way. A running
-maximum and sum keep one pass: Dao et al., FlashAttention (arXiv 2205.14135).
+tile of keys (``attention_panels``) as a matrix meets a panel (``tiles``), and the exponentials meet the values the same
+way. A running maximum and sum keep one pass: Dao et al., FlashAttention (arXiv 2205.14135). As integers, a query has a
+step, and a tile's exponentials one, of their largest: what is rounded away is small beside it.
 """
 
 from __future__ import annotations
@@ -13,55 +14,40 @@ import math
 
 import numpy as np
 
-from labkit.kernels.cpu import panels, rowwise, tiles
+from labkit.kernels.cpu import rowwise, tiles
 from labkit.kernels.cpu.attention import LOWEST
-from labkit.kernels.cpu.blocks import copy, fill, floats
+from labkit.kernels.cpu.attention_panels import TILE, round_row, tile_at, unseen, whole
+from labkit.kernels.cpu.attention_panels import own_floats as panels_floats
+from labkit.kernels.cpu.blocks import fill, floats
 from labkit.kernels.cpu.jit import entry, jit
-from labkit.kernels.cpu.plan import (
-    BF16,
-    CACHE_FORMAT,
-    D_HEAD,
-    HEAD_STRIDE,
-    K_CACHE,
-    N_HEADS,
-    N_KV,
-    N_SINKS,
-    SCALE,
-    SLOT_STRIDE,
-    SOFTCAP,
-    V_CACHE,
-    WINDOW,
-)
+from labkit.kernels.cpu.plan import D_HEAD, N_HEADS, N_KV, N_SINKS, SCALE, SOFTCAP, WINDOW
+from labkit.kernels.cpu.rowwise import LEVELS
 from labkit.kernels.cpu.tiles import ROWS, WORD
 
-TILE = 128
-"""Keys that are a panel, and meet all of an item's rows, before the next."""
 MOST_ROWS = 96
 """Rows of an item (one token's heads may be more)."""
 STEP = 6
 """Rows that a register tile takes: items are padded to whole tiles."""
+BAND = 24
+"""Rows that pass a panel one after the other, as it lies in the first-level cache."""
 ITEMS_A_THREAD = 4
 
 
 @entry
-def rows_of_item(n_shared):
-    """Rows that an item has at most, where ``n_shared`` query heads share a key head."""
-    return (max(MOST_ROWS, n_shared) + STEP - 1) // STEP * STEP
-
-
-@entry
 def own_floats(d, n_shared):
-    """float32 numbers of a thread's own memory: queries, outputs, maxima and sums, one tile's scores, keys, values."""
-    wide = (d + ROWS - 1) // ROWS * ROWS
-    n_rows = rows_of_item(n_shared)
-    return n_rows * (d + wide + 2) + TILE * (STEP + d + wide) + 64
+    """float32 numbers of a thread's own memory, where ``n_shared`` query heads share a key head: queries with their
+    steps, outputs, maxima and sums of an item's rows; one register tile's scores and weights; one token's queries."""
+    n_rows = max(MOST_ROWS, n_shared) + STEP
+    mine = n_rows * (2 * whole(d) + 3) + (2 * TILE + 1) * BAND + 2 * ROWS + 64
+    return max(mine, panels_floats(d))
 
 
 @jit
-def attend(rank, n_threads, layer, numbers, q, q_row, n_tokens, n_past, slot, own, out, out_row):
+def attend(rank, n_threads, layer, numbers, q, q_row, n_tokens, n_past, integers, panels, own, out, out_row):
     """This thread's items of ``n_tokens`` tokens' attention, which follow ``n_past`` stored ones.
 
-    q (T, H, D) and out (T, H, D), rows apart, float32, at addresses; own: ``own_floats`` numbers."""
+    q (T, H, D) and out (T, H, D), rows apart, float32, at addresses; panels: of all keys (``attention_panels.make``);
+    own: ``own_floats`` numbers."""
     n_kv = layer[N_KV]
     n_shared = layer[N_HEADS] // n_kv
     n_most = max(1, MOST_ROWS // n_shared)
@@ -73,65 +59,76 @@ def attend(rank, n_threads, layer, numbers, q, q_row, n_tokens, n_past, slot, ow
         offset = 4 * layer[D_HEAD] * n_shared * group
         n_here = min(n_each, n_tokens - first)
         _attend_item(
-            layer, numbers, q + first * q_row + offset, q_row, n_here, n_past + first, slot, group, n_shared, own,
-            out + first * out_row + offset, out_row,
+            layer, numbers, q + first * q_row + offset, q_row, n_here, n_past + first, group, n_shared, integers,
+            panels, own, out + first * out_row + offset, out_row,
         )  # fmt: skip
 
 
 @jit
-def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, slot, group, n_shared, own, out, out_row):
+def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, group, n_shared, integers, panels, own, out, out_row):
     """A few tokens, one group: q and out are the group's own heads."""
-    d, cap = layer[D_HEAD], numbers[SOFTCAP]
-    wide = (d + ROWS - 1) // ROWS * ROWS
-    bf16 = layer[CACHE_FORMAT] == BF16
+    d, cap, wide = layer[D_HEAD], numbers[SOFTCAP], whole(layer[D_HEAD])
     n_rows = n_tokens * n_shared
     padded = (n_rows + STEP - 1) // STEP * STEP
-    queries, sums = own, own + 4 * d * padded
+    q_size, v_size = (2 * wide, 2 * TILE) if integers else (4 * d, 4 * TILE)
+    queries, sums = own, own + 4 * wide * padded
     tops = sums + 4 * wide * padded
-    scores = (tops + 8 * padded + 63) // 64 * 64
-    keys = scores + 4 * STEP * TILE
-    values = keys + 4 * d * TILE
-    _begin(q, q_row, n_tokens, n_shared, d, numbers[SCALE], queries, padded, sums, wide, tops)
+    q_steps = tops + 8 * padded
+    scores = (q_steps + 4 * padded + 63) // 64 * 64
+    weights = scores + 4 * BAND * TILE
+    w_steps = weights + 2 * BAND * TILE
+    ones = w_steps + 4 * BAND
+    zeros = ones + 4 * ROWS
+    _begin(q, q_row, n_tokens, n_shared, d, numbers[SCALE], integers, queries, q_steps, padded, sums, tops, w_steps)
     n_keys = n_past + n_tokens
     window = layer[WINDOW] if layer[WINDOW] != 0 else n_keys
-    low = max(0, n_past + 1 - window)  # the first key that any of the tokens sees, sinks aside
-    at = slot * layer[SLOT_STRIDE] + group * layer[HEAD_STRIDE]
-    size = 2 if bf16 else 4
     for key in range(0, n_keys, TILE):
         n = min(TILE, n_keys - key)
-        if key + n <= low and key >= layer[N_SINKS]:
+        if unseen(layer, key, n, n_past):
             continue
-        k_at, v_at, v_row = layer[K_CACHE] + at + key * d * size, layer[V_CACHE] + at + key * d * size, 4 * d
-        for column in range(0, n, ROWS):
-            for half in range(2):
-                to, last = keys + 4 * d * column, n - 1 - column
-                if bf16:
-                    panels.pack_bf16(k_at + column * d * size, d * size, last, d, half, to)
-                else:
-                    panels.pack_fp32(k_at + column * d * size, d * size, last, d, half, to)
-        if bf16 or wide != d:
-            _widen(bf16, v_at, n, d, wide, values)
-            v_at, v_row = values, 4 * wide
-        first = max(0, key - n_past) * n_shared // STEP * STEP
-        for row in range(first, padded, STEP):
-            last_t = min(n_tokens - 1, (row + STEP - 1) // n_shared)
+        keys = panels + tile_at(key // TILE, group, layer[N_KV], d)
+        k_steps = keys + 2 * TILE * wide
+        values = k_steps + 4 * TILE if integers else keys + 4 * TILE * d
+        v_logs = values + 2 * TILE * wide
+        first = max(0, key - n_past) * n_shared // BAND * BAND
+        for row in range(first, padded, BAND):
+            end_row = min(row + BAND, padded)
+            last_t = min(n_tokens - 1, (end_row - 1) // n_shared)
             n_seen = min(n, n_past + last_t + 1 - key)
-            ours = queries + 4 * d * row
-            for column in range(0, n_seen, ROWS):
-                here = keys + 4 * d * column
-                tiles.floats_6(here, WORD, ours, 4 * d, d, scores + 4 * column, 4 * TILE, 1, here, 0, 0, 0)
-            for i in range(row, min(row + STEP, n_rows)):
+            for at in range(0, n_seen, ROWS):
+                here, to = keys + q_size * at, scores + 4 * at
+                for i in range(row, end_row, STEP):
+                    if integers:
+                        tiles.pairs_6(
+                            here, queries + q_size * i, q_size, wide // 2, k_steps + 4 * at, v_logs + 4 * at,
+                            q_steps + 4 * i, to,
+                            4 * TILE, 1,
+                        )  # fmt: skip
+                    else:
+                        tiles.floats_6(here, WORD, queries + q_size * i, q_size, d, to, 4 * TILE, 1, here, 0, 0, 0)
+                    to += 4 * TILE * STEP
+            for i in range(row, min(end_row, n_rows)):
                 position = n_past + i // n_shared
                 end = min(n, position + 1 - key)
                 begin = max(0, position + 1 - window - key)
                 sinks = max(0, min(layer[N_SINKS] - key, begin))
                 _settle(
-                    scores + 4 * TILE * (i - row), sinks, begin, end, (n_seen + 7) // 8 * 8, cap, wide,
-                    sums + 4 * wide * i, tops + 8 * i,
+                    scores + 4 * TILE * (i - row), sinks, begin, end, (n_seen + 7) // 8 * 8, cap, integers, wide,
+                    sums + 4 * wide * i, tops + 8 * i, weights + 2 * TILE * (i - row), w_steps + 4 * (i - row),
+                    v_logs,
                 )  # fmt: skip
-            for column in range(0, wide, ROWS):
-                to = sums + 4 * (wide * row + column)
-                tiles.floats_6(v_at + 4 * column, v_row, scores, 4 * TILE, n_seen, to, 4 * wide, 0, v_at, 0, 0, 0)
+            for at in range(0, wide, ROWS):
+                here = values + v_size * at
+                for i in range(row, end_row, STEP):
+                    to = sums + 4 * (wide * i + at)
+                    if integers:
+                        tiles.pairs_6(
+                            here, weights + 2 * TILE * (i - row), 2 * TILE, (n_seen + 3) // 4 * 2, ones, zeros,
+                            w_steps + 4 * (i - row), to, 4 * wide, 0,
+                        )  # fmt: skip
+                    else:
+                        ours = scores + 4 * TILE * (i - row)
+                        tiles.floats_6(here, WORD, ours, 4 * TILE, n_seen, to, 4 * wide, 0, here, 0, 0, 0)
     for t in range(n_tokens):
         for h in range(n_shared):
             i = t * n_shared + h
@@ -142,13 +139,28 @@ def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, slot, group, n_shar
 
 
 @jit
-def _begin(q, q_row, n_tokens, n_shared, d, scale, queries, padded, sums, wide, tops):
-    """Queries side by side and scaled, and nothing summed up yet."""
+def _begin(q, q_row, n_tokens, n_shared, d, scale, integers, queries, q_steps, padded, sums, tops, w_steps):
+    """Queries side by side and scaled, and nothing summed up yet. A row that is padding weighs nothing."""
+    wide = whole(d)
     for t in range(n_tokens):
-        x, y = floats(q + t * q_row, n_shared * d), floats(queries + 4 * d * n_shared * t, n_shared * d)
-        for i in range(n_shared * d):
-            y[i] = x[i] * scale
-    fill(queries, n_tokens * n_shared * d, padded * d, np.float32(0.0))
+        for h in range(n_shared):
+            x, i = q + t * q_row + 4 * d * h, t * n_shared + h
+            if integers:
+                round_row(x, d, np.float32(2**LEVELS), queries + 2 * wide * i, q_steps + 4 * i)
+                floats(q_steps + 4 * i, 1)[0] *= scale
+            else:
+                y, given = floats(queries + 4 * d * i, d), floats(x, d)
+                for j in range(d):
+                    y[j] = given[j] * scale
+    n_rows = n_tokens * n_shared
+    if integers:
+        fill(queries, n_rows * wide // 2, padded * wide // 2, np.float32(0.0))
+        fill(q_steps, n_rows, padded, np.float32(0.0))
+        fill(w_steps, 0, BAND, np.float32(0.0))
+        fill(w_steps + 4 * BAND, 0, ROWS, np.float32(1.0))  # a value has no step of its own: its weight has it
+        fill(w_steps + 4 * BAND, ROWS, 2 * ROWS, np.float32(0.0))
+    else:
+        fill(queries, n_rows * d, padded * d, np.float32(0.0))
     fill(sums, 0, padded * wide, np.float32(0.0))
     state = floats(tops, 2 * padded)
     for i in range(padded):
@@ -156,37 +168,36 @@ def _begin(q, q_row, n_tokens, n_shared, d, scale, queries, padded, sums, wide, 
 
 
 @jit
-def _widen(bf16, v, n, d, wide, out):
-    """n value rows as float32, each to whole panels."""
-    for i in range(n):
-        if bf16:
-            rowwise.widen_bf16(v + 2 * d * i, d, out + 4 * wide * i)
-        else:
-            copy(v + 4 * d * i, d, out + 4 * wide * i)
-        fill(out + 4 * wide * i, d, wide, np.float32(0.0))
+def _settle(scores, sinks, begin, end, padded, cap, integers, wide, sums, state, weights, w_step, v_logs):
+    """One row's scores of a tile to exponentials, those it does not see to zeros; what was summed up so far shrinks
+    where the maximum rose. It sees [0, sinks) and [begin, end); state: its largest score, and its sum.
 
-
-@jit
-def _settle(scores, sinks, begin, end, padded, cap, wide, sums, state):
-    """One row's scores of a tile to exponentials under its new maximum, those it does not see to zeros; what was summed
-    up so far shrinks to match. It sees [0, sinks) and [begin, end); state: its largest score, and its sum."""
+    As float32 they are under the new maximum, in place; as int16 under the tile's, at ``weights``, with their step."""
     s = floats(scores, padded)
     if end <= begin and sinks == 0:
-        fill(scores, 0, padded, np.float32(0.0))
+        if integers:
+            fill(weights, 0, padded // 2, np.float32(0.0))
+        else:
+            fill(scores, 0, padded, np.float32(0.0))
         return
     if cap != 0.0:
+        logs = floats(v_logs, padded)
         for i in range(max(end, sinks)):
-            s[i] = cap * np.float32(math.tanh(s[i] / cap))
+            if integers:
+                s[i] = cap * np.float32(math.tanh((s[i] - logs[i]) / cap)) + logs[i]
+            else:
+                s[i] = cap * np.float32(math.tanh(s[i] / cap))
     fill(scores, sinks, min(begin, padded), LOWEST)
     fill(scores, max(end, sinks), padded, LOWEST)
     known = floats(state, 2)
-    top = max(known[0], rowwise.highest(scores, padded))
+    highest = rowwise.highest(scores, padded)
+    top = max(known[0], highest)
     if top > known[0]:
-        shrink = np.float32(math.exp(known[0] - top))
-        y = floats(sums, wide)
-        for i in range(wide):
-            y[i] *= shrink
-        known[0], known[1] = top, known[1] * shrink
+        known[1] *= rowwise.shrink(sums, wide, known[0], top)
+        known[0] = top
+    if integers:
+        known[1] += rowwise.weights(scores, padded, highest, top, v_logs + 4 * TILE, weights, w_step)
+        return
     known[1] += rowwise.exponentials(scores, padded, top)
     fill(scores, sinks, min(begin, padded), np.float32(0.0))  # the smallest exponential is not quite that
     fill(scores, max(end, sinks), padded, np.float32(0.0))

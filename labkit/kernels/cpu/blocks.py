@@ -78,13 +78,18 @@ def turn(heads, n_heads, d_head, layer, position):
     if n == 0:
         return
     cos, sin = floats(layer[COS] + 4 * n * position, n), floats(layer[SIN] + 4 * n * position, n)
-    apart, step = (1, 2) if layer[INTERLEAVED] else (n, 1)
     for head in range(n_heads):
-        x = floats(heads + 4 * d_head * head, d_head)
-        for i in range(n):
-            a, b = x[i * step], x[i * step + apart]
-            x[i * step] = a * cos[i] - b * sin[i]
-            x[i * step + apart] = b * cos[i] + a * sin[i]
+        at = heads + 4 * d_head * head
+        if layer[INTERLEAVED] != 0:
+            x = floats(at, 2 * n)
+            for i in range(n):
+                a, b = x[2 * i], x[2 * i + 1]
+                x[2 * i], x[2 * i + 1] = a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]
+        else:
+            first, second = floats(at, n), floats(at + 4 * n, n)
+            for i in range(n):
+                a, b = first[i], second[i]
+                first[i], second[i] = a * cos[i] - b * sin[i], b * cos[i] + a * sin[i]
 
 
 @jit

@@ -155,7 +155,7 @@ class FusedStep:
         if n_new == 1 or where.held[self._entries.APART]:
             sizes[cell.PIECES] = self._room_for_pieces(where, n_new)
         job[cell.FUNCTION] = self._decode if n_new == 1 else self._prefill
-        work = self._room(n_new)
+        work = self._room(n_new, where)
         job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
         self._phases[:] = 0
         if n_new == 1:
@@ -170,7 +170,7 @@ class FusedStep:
             raise opened.cancelled()
         return logits[:, :n_vocab]
 
-    def _room(self, n_new: int) -> Tensor:
+    def _room(self, n_new: int, where: Any) -> Tensor:
         """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory
         that was touched before costs nothing. Inputs that do not fill whole blocks count on zeros behind them."""
         from labkit.kernels.cpu import prefill
@@ -178,7 +178,9 @@ class FusedStep:
         n_threads, sizes, cell = self._team.n_threads, self._sizes, self._cells
         if n_new == 1:
             return self._work
-        n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.OWN]), n_threads)
+        n_keys = 0 if where.held[self._entries.APART] else self.cache.segments[0].n_total
+        panels = self._plan.panel_bytes(n_keys)
+        n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.OWN]), panels, n_threads)
         n_cells, spare = n_bytes // 4 + 32, self._plan.spare
         if spare is None or spare.numel() < n_cells or not self._plan.fills_blocks:
             spare = self._plan.spare = torch.zeros(n_cells, dtype=torch.float32)

@@ -73,6 +73,12 @@ class Plan:
 
         return max(own_floats(d, n // n_kv) for n, n_kv, d in self.layers[:, [N_HEADS, N_KV, D_HEAD]].tolist())
 
+    def panel_bytes(self, n_keys: int) -> int:
+        """Memory of a prompt's keys and values as panels, in the layer that needs most."""
+        from labkit.kernels.cpu.attention_panels import all_bytes
+
+        return max(all_bytes(n_keys, n_kv, d) for n_kv, d in self.layers[:, [N_KV, D_HEAD]].tolist())
+
     @cached_property
     def mixture_floats(self) -> int:
         """float32 numbers that one token's scores and experts take, in the layer that needs most."""

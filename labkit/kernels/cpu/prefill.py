@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from labkit.kernels.cpu import attention_run, blocks, entries, mixture, mixture_run
+from labkit.kernels.cpu import attention_panels, attention_run, blocks, entries, mixture, mixture_run
 from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.matmul import multiply, round_tokens
 from labkit.kernels.cpu.matmul import work_bytes as product_bytes
@@ -21,6 +21,8 @@ from labkit.kernels.cpu.plan import (
     ATTN_NORM_B,
     ATTN_POST,
     ATTN_POST_B,
+    BF16,
+    CACHE_FORMAT,
     D_FF,
     D_HEAD,
     DOWN,
@@ -49,7 +51,7 @@ from labkit.kernels.cpu.plan import (
 )
 from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.simd import atomic_read, atomic_swap, ticks
+from labkit.kernels.cpu.simd import HAS_AVX2, atomic_read, atomic_swap, ticks
 from labkit.kernels.cpu.step import (
     ASKED,
     CAP_BITS,
@@ -97,11 +99,11 @@ def private_bytes(widest, own_floats):
     return 4 * ((own_floats + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
 
 
-def work_bytes(n_tokens: int, widest: int, own_floats: int, n_threads: int) -> int:
-    """All of a step's memory."""
+def work_bytes(n_tokens: int, widest: int, own_floats: int, panels: int, n_threads: int) -> int:
+    """All of a step's memory; ``panels`` is what keys and values take as such, in bytes."""
     row = 4 * ((widest + 255) // 64 * 64)
     shared = BUFFERS * row * n_tokens + product_bytes(n_tokens, widest, n_threads)
-    return shared + n_threads * private_bytes(widest, own_floats) + 512
+    return shared + n_threads * private_bytes(widest, own_floats) + panels + 512
 
 
 def prefill(rank, team, job):
@@ -135,6 +137,7 @@ def prefill(rank, team, job):
     attended = delta  # free until the FFN's last product
     work = cells[WORK] + BUFFERS * whole
     mine = (work + product_bytes(n_new, sizes[WIDEST], n_threads) + 63) // 64 * 64
+    panels = mine + n_threads * private_bytes(sizes[WIDEST], sizes[OWN])
     mine += rank * private_bytes(sizes[WIDEST], sizes[OWN])
     at = ticks(clock)
     for idx in range(n_layers):
@@ -180,8 +183,13 @@ def prefill(rank, team, job):
             for t in range(rank, n_new, n_threads):
                 entries.gather(layer, t, n_new, n_parts, pieces, attended + t * row)
         else:
-            past, slot = tokens[0, 0], tokens[0, 1]
-            attention_run.attend(rank, n_threads, layer, floats[idx], q, row, n_new, past, slot, mine, attended, row)
+            # Keys that lost more to bf16 than that does are summed up as integers, given an instruction for it.
+            past, slot, integers = tokens[0, 0], tokens[0, 1], HAS_AVX2 and layer[CACHE_FORMAT] == BF16
+            attention_panels.make(rank, n_threads, layer, past, n_new, slot, integers, mine, panels)
+            barrier(team, n_threads, give_way_at)
+            attention_run.attend(
+                rank, n_threads, layer, floats[idx], q, row, n_new, past, integers, panels, mine, attended, row
+            )
         barrier(team, n_threads, give_way_at)
         round_tokens(lin[O], attended, row, n_new, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)

@@ -136,18 +136,35 @@ def dot_bytes(b: Any, unsigned: Any, signed: Any, total: Any) -> Any:
     return total
 
 
+def larger(b: Any, x: Any, y: Any) -> Any:
+    """The larger of x and y in each lane, y where x is NaN: one instruction, which maxnum is not."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+ROUNDS = 1.5 * 2**23
+"""A float32 this large has no fraction: what is added to it comes out rounded to even, in its low bits."""
+
+
 def exp(b: Any, x: Any) -> Any:
-    """e^x in 8 lanes: 2^n times a degree-6 polynomial on [-ln2/2, ln2/2]; within 2 ulp, clamped to the normal range."""
-    x = call(b, "llvm.minnum.v8f32", VF32, x, fsplat(88.0))
-    x = call(b, "llvm.maxnum.v8f32", VF32, x, fsplat(-87.0))
-    n = call(b, "llvm.nearbyint.v8f32", VF32, b.fmul(x, fsplat(1.4426950408889634)))
-    r = fma(b, n, fsplat(-0.693359375), x)
-    r = fma(b, n, fsplat(2.12194440e-4), r)
-    p = fsplat(1.0 / 720)
-    for coefficient in (1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0):
-        p = fma(b, p, r, fsplat(coefficient))
-    exponent = b.shl(b.add(b.fptosi(n, VI32), isplat(127)), isplat(23))
-    return b.fmul(p, b.bitcast(exponent, VF32))
+    """e^x in 8 lanes: 2^n times a polynomial on [-1/2, 1/2] (minimax, 7.5e-8); within 2 ulp, clamped to the normal
+    range."""
+    x = b.select(b.fcmp_ordered(">", x, fsplat(88.0)), fsplat(88.0), x)
+    x = b.select(b.fcmp_ordered("<", x, fsplat(-87.0)), fsplat(-87.0), x)
+    shifted = fma(b, x, fsplat(1.4426950408889634), fsplat(ROUNDS + 127))
+    n = b.fsub(shifted, fsplat(ROUNDS + 127))
+    r = fma(b, x, fsplat(1.4426950216293335), b.fneg(n))
+    r = fma(b, x, fsplat(1.925963033500011e-08), r)
+    p = polynomial(b, r, 0.0013276466634124517, 0.009675540961325169, 0.05550713464617729, 0.24022120237350464,
+                   0.6931469440460205, 1.0)  # fmt: skip
+    return b.fmul(p, b.bitcast(b.shl(b.bitcast(shifted, VI32), isplat(23)), VF32))
+
+
+def polynomial(b: Any, x: Any, first: float, *rest: float) -> Any:
+    """Coefficients from the highest power down."""
+    p = fsplat(first)
+    for coefficient in rest:
+        p = fma(b, p, x, fsplat(coefficient))
+    return p
 
 
 def scale_from_half(b: Any, bits: Any) -> Any:

@@ -6,6 +6,7 @@
     int16_4 ... int16_1, bytes_4 ... bytes_1
         (panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
          out, out_stride, fresh, ahead...)
+    pairs_6 (panel, x, x_stride, n_words, grid, bias, steps, out, out_stride, fresh)    int16, all one block
 
 A panel is what ``panels`` makes: word k of 16 rows beside each other, so that a product's sums lie as the output does
 and nothing is added up across lanes. A word is a float32, two int16 or four bytes: a float32 multiply-add does 8
@@ -176,6 +177,41 @@ def make_integers(tokens: int, *, of_bytes: bool) -> Any:
         return types.void(*[types.int64] * 18), codegen
 
     return tile
+
+
+@intrinsic
+def pairs_6(
+    typingctx: Any, panel: Any, x: Any, x_stride: Any, n_words: Any, grid: Any, bias: Any, steps: Any, out: Any,
+    out_stride: Any, fresh: Any,
+) -> Any:  # fmt: skip
+    """Six rows of x, pairs of int16, meet a panel of the like, all one block: a product of attention.
+
+    out = or += grid[row] steps[token] * sum + bias[row]; n_words a multiple of 2."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        panel, x, x_stride, n_words, grid, bias, steps, out, out_stride, fresh = args
+        sums = [[cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8)) for _ in HALVES] for _ in range(6)]
+        with cgutils.for_range_slice(b, const(0), n_words, const(2), I64) as (first, _):
+            for i in range(2):
+                k = b.add(first, const(i))
+                at = b.add(panel, b.mul(k, const(WORD)))
+                rows = [load(b, b.add(at, const(32 * v)), V16I16) for v in HALVES]
+                for t in range(6):
+                    number = load(b, b.add(b.add(x, b.mul(x_stride, const(t))), b.mul(k, const(4))), I32)
+                    wide = b.bitcast(simd.splat(b, number), V16I16)
+                    for row, slot in zip(rows, sums[t], strict=True):
+                        b.store(b.add(simd.madd(b, wide, row), b.load(slot)), slot)
+        scales, more = ([load(b, b.add(at, const(32 * v)), VF32) for v in HALVES] for at in (grid, bias))
+        scaled = [simd.accumulators(b, 2) for _ in range(6)]
+        for t in range(6):
+            step = simd.splat(b, load(b, b.add(steps, const(4 * t)), F32))
+            for v in HALVES:
+                sum_ = b.sitofp(b.load(sums[t][v]), VF32)
+                b.store(simd.fma(b, sum_, b.fmul(step, scales[v]), more[v]), scaled[t][v])
+        _put(b, scaled, out, out_stride, fresh)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), codegen
 
 
 floats_6, floats_4, floats_2, floats_1 = (make_floats(n) for n in (6, 4, 2, 1))
