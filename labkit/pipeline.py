@@ -2,7 +2,7 @@
 
     tokenize -> prefill (all prompt tokens at once) -> sample -> [decode one token -> sample] ... -> text
 
-Read ``_Worker.loop`` first: the rest is what makes it stoppable, streamable and repeatable.
+Read ``_Worker.loop`` first: the rest makes it stoppable, streamable and repeatable.
 """
 
 from __future__ import annotations
@@ -151,15 +151,10 @@ class _Worker:
         with torch.inference_mode():
             try:
                 self._prepare()
-                logits = self._feed(self.prompt_ids)
-                while True:
-                    with self.timer("sample"):
-                        token_id = self.sampler(logits[0])
-                    reason = self._emit(token_id)
-                    if reason:
-                        break
+                token_id = self._sample(self._feed(self.prompt_ids))
+                while not (reason := self._emit(token_id)):
                     self.timer.begin_step("decode")
-                    logits = self._decode(token_id)
+                    token_id = self._decode(token_id)
             except Cancelled:
                 reason = "cancelled"
         return self._finish(reason)
@@ -218,11 +213,22 @@ class _Worker:
         assert logits is not None
         return logits
 
-    def _decode(self, token_id: int) -> torch.Tensor:
-        """One token through the model; where nothing is remembered, the whole sequence again."""
+    def _decode(self, token_id: int) -> int:
+        """One token through the model, where nothing is remembered the whole sequence again, and a choice. A step on a
+        GPU chooses for itself, and is ahead of what the host asks for."""
         if self._wanted_cache is not None:
             self._bind_cache()
-        return self._feed([token_id] if self.cache.n_tokens() else self.prompt_ids + self.token_ids)
+        if not self.cache.n_tokens():
+            return self._sample(self._feed(self.prompt_ids + self.token_ids))
+        if self.sampler.takes_largest and hasattr(self.step, "next_token"):
+            self.timer.steps[-1].n_tokens += 1
+            more = len(self.token_ids) + 1 < self.max_new_tokens
+            return self.step.next_token(token_id, more=more, timer=self.timer, should_stop=self.stop_event.is_set)
+        return self._sample(self._feed([token_id]))
+
+    def _sample(self, logits: torch.Tensor) -> int:
+        with self.timer("sample"):
+            return self.sampler(logits[0])
 
     def _forward(self, token_ids: list[int]) -> torch.Tensor:
         with self.timer("schedule"):  # what the step does in no phase of its own
@@ -289,7 +295,6 @@ def _as_sampling(choice: Any) -> Sampling:
 
 def _defaults(prompt: str, options: dict[str, Any]) -> dict[str, Any]:
     known = {"max_new_tokens": 128, "chat": False, "seed": 0, "stop": (), "ignore_eos": False}
-    unknown = set(options) - set(known)
-    if unknown:
+    if unknown := set(options) - set(known):
         raise TypeError(f"unknown option {', '.join(sorted(unknown))}: generate() takes {', '.join(known)}.")
     return {"prompt": prompt, **known, **options}

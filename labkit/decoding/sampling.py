@@ -106,17 +106,22 @@ class Sampler:
         new = torch.as_tensor(token_ids, dtype=torch.int64, device=self.generator.device)
         self._seen = new if self._seen is None else torch.cat((self._seen, new))
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the choice is the largest logit's, which a step may make itself."""
+        return self.sampling.temperature == 0.0 and self.sampling.repetition_penalty == 1.0
+
     def __call__(self, logits: Tensor) -> int:
         """One token id from logits (V,). Raises ValueError when the logits are not numbers."""
         shaped = shape_logits(logits, self.sampling, self._seen)
         if self.sampling.temperature == 0.0:
             token_id, best = _largest(shaped)
             if not math.isfinite(best):
-                raise ValueError(_NOT_FINITE)
+                raise ValueError(NOT_FINITE)
         else:
             probabilities = shaped.softmax(0)
             if not torch.isfinite(probabilities.sum()):
-                raise ValueError(_NOT_FINITE)
+                raise ValueError(NOT_FINITE)
             token_id = int(torch.multinomial(probabilities, 1, generator=self.generator))
         self.remember([token_id])
         return token_id
@@ -132,7 +137,7 @@ def _largest(logits: Tensor) -> tuple[int, float]:
     return int(token_id), best
 
 
-_NOT_FINITE = (
+NOT_FINITE = (
     "the model's logits are not finite (NaN or infinity): its weights are damaged, or its dtype is too narrow. "
     "Load it again, with dtype='fp32'."
 )

@@ -105,12 +105,37 @@ def test_any_number_of_threads_gives_the_same_bits(name):
     assert torch.equal(outs[0], outs[2])
 
 
-def test_a_long_prompt_goes_on_from_a_stored_past_through_the_reference(served):
+@pytest.mark.parametrize("name", [name for name in CACHES if name != "none"])
+@pytest.mark.parametrize("family", ["llama", "sinks", "gemma2"])
+def test_a_long_prompt_goes_on_from_a_stored_past(name, family, served, monkeypatch):
+    """As the second part of a prompt does, or a second question. What a window has left behind is not made up."""
+    empty = torch.empty
+    monkeypatch.setattr(storage.torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan")))
+    transformer = random_model(FAMILIES[family])
+    script = [{0: 40}, *[{0: 1}] * 5, {0: 33}, {0: 1}, {0: 12}, {0: 1}]
+    got, wanted = fused_and_reference(name, transformer, transformer, script)
+    tolerance = 2e-2 if "int" in name else 2e-5
+    assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+    assert None not in served
+
+
+@pytest.mark.parametrize("name", ["paged", "int8", "sliding"])
+def test_a_long_prompt_on_a_stored_past_may_be_cut_or_stopped(name, monkeypatch):
     transformer = random_model(FAMILIES["llama"])
-    script = [{0: 20}, {0: 30}, {0: 1}]
-    got, wanted = fused_and_reference("paged", transformer, transformer, script)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-    assert served == [storage.Staging, None, storage.InPlace]
+    compile_cpu_kernel().result()
+    ids, never, outs = torch.arange(80), {"timer": NULL_TIMER, "should_stop": lambda: False}, []
+    with torch.inference_mode():
+        for size in (80, 16):
+            cache = build_cache(name, transformer)
+            step = fused.FusedStep(transformer, cache, 2)
+            monkeypatch.setattr(fused, "LAYER_S", 1e-9 if size == 16 else 1e9)
+            step._first_chunk = size
+            step(ids[:30], **never)
+            with pytest.raises(Cancelled):
+                step(ids[30:], timer=NULL_TIMER, should_stop=lambda: True)
+            assert cache.n_tokens() == 30
+            outs.append(step(ids[30:], **never))
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("name", CACHES)

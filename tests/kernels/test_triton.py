@@ -13,7 +13,7 @@ import torch
 
 CASES = Path(__file__).with_name("triton_cases.py")
 COMPILE = Path(__file__).with_name("triton_compile.py")
-N_CASES = 10
+N_CASES = 11
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton, Linux only)"
 )

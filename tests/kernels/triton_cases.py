@@ -148,6 +148,13 @@ def choose(device):
     assert int(token) == int(logits.argmax()) == 7
     assert int(position) == 5
     assert history.tolist() == [0, 0, 0, 0, 0, 7, 0, 0, 0]
+    for damage in (torch.nan, torch.inf):  # no choice, and the next step still has a row to look up
+        logits[2000] = damage
+        sampling.Chooser(3000, device)(logits, token, position, history)
+        assert int(token) == -1
+    table = linears(21, 640, device)[0]
+    out = torch.full((640,), torch.nan, device=device)
+    close(sampling.lookup(Matrix.of(table), token, out), dense(table)[0])
 
 
 def step(device):
@@ -182,7 +189,50 @@ def step(device):
             assert steps[0].decode_many(start, 2).tolist() == chosen
 
 
-CASES = [rms_norm, rotate_append, gate, attend_one, project, gated, unpacked, lookup, choose, step]
+def look_ahead(device):
+    """The captured step choosing by itself, a step ahead or not, asked for its own token or another's."""
+    from labkit.kernels import backends
+    from labkit.kernels.triton.step import GraphStep
+    from labkit.kvcache.contiguous import ContiguousCache
+    from labkit.perf.timer import NULL_TIMER
+    from tests.kernels.families import FAMILIES, random_model
+
+    config = FAMILIES["llama"]
+    transformer = random_model(replace(config, layers=config.layers[:1])).to(device)
+    caches = [ContiguousCache(transformer.cache_entries, capacity_tokens=14, device=device) for _ in range(2)]
+    step, reference = GraphStep(transformer, caches[0]), backends.ReferenceStep(transformer, caches[1])
+    options = {"timer": NULL_TIMER, "should_stop": lambda: False}
+    with torch.inference_mode():
+        for own in (step, reference):
+            own(torch.arange(6, device=device), **options)
+        token = 5
+        replays, replay = [], step._replay
+        step._replay = lambda: (replays.append(caches[0].n_tokens()), replay())
+        # ahead, ahead, another token than was chosen, plain logits in between, ahead up to the cache's end, at its end
+        for kind in ("ahead", "ahead", "other", "alone", "logits", "ahead", "ahead", "ahead"):
+            token = 3 if kind == "other" else token
+            wanted = int(reference(torch.tensor([token], device=device), **options).argmax(-1))
+            if kind == "logits":
+                got = int(step(torch.tensor([token], device=device), **options).argmax(-1))
+            else:
+                got = step.next_token(token, more=kind != "alone", **options)
+            assert got == wanted, kind
+            token = got
+        assert caches[0].n_tokens() == caches[1].n_tokens() == 14
+        # two, one, two (the one ahead was for another token), none (it was there), one, two, one, none
+        assert [replays.count(n) for n in range(6, 14)] == [2, 1, 2, 0, 1, 2, 1, 0]
+        caches[0].reset()
+        transformer.final_norm.weight[:] = torch.nan
+        step(torch.arange(2, device=device), **options)
+        message = "none"
+        try:
+            step.next_token(2, more=True, **options)
+        except ValueError as error:
+            message = str(error)
+        assert "not finite" in message
+
+
+CASES = [rms_norm, rotate_append, gate, attend_one, project, gated, unpacked, lookup, choose, step, look_ahead]
 
 
 def main(device="cpu", *names):

@@ -1,8 +1,8 @@
 """Where a cache's entries lie, as numbers for the compiled step: the last columns of the layers' table, and ``held``.
 
     InPlace    the compiled step writes and reads the cache's own memory
-    Staging    a prompt into an empty cache of another kind: it attends to its tokens in memory of its own, as they are,
-               and the cache stores them when all layers are done
+    Staging    a prompt into a cache of another kind: it attends to its tokens in memory of its own, as they are, and to
+               what the cache gives back of those before; the cache stores them when all layers are done
 
 A cache says what may be done in place: ``in_place_tokens`` new tokens of a sequence at most, lying as ``rows_at``
 (rows beside each other, one run or a ring a sequence) or ``spec`` (blocks) describe.
@@ -11,6 +11,7 @@ A cache says what may be done in place: ``in_place_tokens`` new tokens of a sequ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def serves(cache: Any) -> type[InPlace] | type[Staging] | None:
         len(segments) == 1 or n_new <= MOST_TOKENS
     ):
         return InPlace
-    return Staging if len(segments) == 1 and segments[0].n_past == 0 else None
+    return Staging if len(segments) == 1 else None
 
 
 class _Cells:
@@ -154,15 +155,31 @@ class Staging(_Cells):
 
     def open(self, first: int, n_new: int) -> None:
         """Tokens [first, first + n_new) of the cache's open step come next."""
-        self._reserve(self.cache.segments[0].n_new)
-        self._place_run(first, n_new, 0, apart=False)
+        (segment,) = self.cache.segments
+        if first == 0:
+            self._reserve(segment.n_total)
+            self._recall(segment)
+        self._place_run(segment.n_past + first, n_new, 0, apart=False)
+
+    def _recall(self, segment: Any) -> None:
+        """What the cache has of the tokens before, each in the row of its position."""
+        if not segment.n_past:
+            return
+        past = replace(segment, n_new=0)
+        for idx, (k, v) in enumerate(self._store):
+            known_k, known_v, positions = self.cache.dense(idx, past)
+            rows = slice(segment.n_past) if positions is None else positions
+            k[:, : segment.n_past], v[:, : segment.n_past] = 0, 0  # what is gone weighs nothing, times a number
+            k[:, rows], v[:, rows] = known_k, known_v
 
     def close(self, first: int, n_new: int, opened: Any) -> None:
         """Give the tokens to the cache when the last of them has passed; it may have to round them all first."""
-        if first + n_new < self.cache.segments[0].n_new:
+        (segment,) = self.cache.segments
+        if first + n_new < segment.n_new:
             return
         for idx, (k, v) in enumerate(self._store):
             opened.check()
-            self.cache.append(idx, k=k[:, : first + n_new].transpose(0, 1), v=v[:, : first + n_new].transpose(0, 1))
+            new_k, new_v = (t[:, segment.n_past : segment.n_total].transpose(0, 1) for t in (k, v))
+            self.cache.append(idx, k=new_k, v=new_v)
         if self.cache.keeps_history:
             self._store, self._capacity = [], 0

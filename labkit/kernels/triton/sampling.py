@@ -26,7 +26,7 @@ def _lookup(
     KIND: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
-    row = tl.load(token).to(tl.int64)
+    row = tl.maximum(tl.load(token), 0).to(tl.int64)  # -1: none was chosen
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < n_in
     y = weights_at(table, scales, zeros, row, cols, inside, stride, n_groups, KIND, GROUP, HAS_ZEROS)
@@ -48,6 +48,7 @@ def _best_of_block(logits, best, where, n, BLOCK: tl.constexpr, CHAINED: tl.cons
     await_previous(CHAINED)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(logits + at, mask=at < n, other=float("-inf")).to(tl.float32)
+    v = tl.where(v == v, v, float("inf"))  # no number at all is the largest
     top = tl.max(v, axis=0)
     tl.store(best + tl.program_id(0), top)
     tl.store(where + tl.program_id(0), tl.min(tl.where(v == top, at, n), axis=0))
@@ -59,7 +60,9 @@ def _best(best, where, token, position, history, n_blocks, n, BLOCK: tl.constexp
     i = tl.arange(0, BLOCK)
     v = tl.load(best + i, mask=i < n_blocks, other=float("-inf"))
     at = tl.load(where + i, mask=i < n_blocks, other=n)
-    chosen = tl.minimum(tl.min(tl.where(v == tl.max(v, axis=0), at, n), axis=0), n - 1)  # logits may all be NaN
+    top = tl.max(v, axis=0)
+    chosen = tl.min(tl.where(v == top, at, n), axis=0)
+    chosen = tl.where(tl.abs(top) < float("inf"), chosen, -1)
     following = tl.load(position) + 1
     tl.store(token, chosen)
     tl.store(position, following)
@@ -75,7 +78,8 @@ class Chooser:
         self.where = torch.empty(self.n_blocks, dtype=torch.int64, device=device)
 
     def __call__(self, logits: Tensor, token: Tensor, position: Tensor, history: Tensor) -> None:
-        """From logits (V,): ``token`` (1,) int64, also at ``history[position + 1]``; ``position`` (1,) moves on."""
+        """From logits (V,): ``token`` (1,) int64, also at ``history[position + 1]``; -1 where they are not finite.
+        ``position`` (1,) moves on."""
         n = logits.numel()
         _best_of_block[(self.n_blocks,)](logits, self.best, self.where, n, BLOCK=BLOCK, **chained(logits.device))
         _best[(1,)](

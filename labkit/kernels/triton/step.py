@@ -4,8 +4,9 @@ A layer is five launches: the normed projections to q, k and v; attention, which
 the output projection added to x; gate and up; and the down projection added to x.
 
 Everything that changes from step to step is read on the device: the token and its position. The step itself chooses
-the next token greedily, writes it where the next replay reads it and moves the position on, so ``decode_many`` replays
-without the host waiting once; a sampler that needs the logits still can look at each step's.
+the next token greedily, writes it where the next replay reads it and moves the position on. So ``decode_many`` replays
+without the host waiting once, and ``next_token`` queues a step before the host has read the token of the one before:
+the device has work while the host writes text. A sampler that needs the logits still can look at each step's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.decoding.sampling import NOT_FINITE
 from labkit.kernels.triton import attention, product, sampling
 from labkit.kernels.triton.prefill import prefill
 from labkit.kernels.triton.product import Matrix
@@ -69,6 +71,10 @@ class GraphStep:
         self._tables: dict[Any, tuple[Tensor, Tensor]] = {}
         self._slot = -1
         self._graph: Any = None
+        self._queued = -1
+        """The position of a step that the device was given ahead of its time; its token is ``_given``."""
+        self._given = -1
+        self._read = _Reader(self.history)
 
     def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         if counts is not None:
@@ -84,8 +90,37 @@ class GraphStep:
             self._bind(opened)
             self._place(token_ids)
             self._replay()
+            self._queued = -1
             self.cache.commit()
         return self.logits[None].clone()
+
+    def next_token(self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]) -> int:
+        """The most likely token after ``token_id``, the one that this gave last or any other. Raises ValueError when
+        the logits are no numbers.
+
+        ``more``: another will probably be asked for. Its step is queued before the host waits for this one's token, so
+        a step's time on the device is charged where it was queued; should nobody ask, its entry in the cache is beyond
+        the last token."""
+        with timer("embed"):
+            opened = self.transformer.open(self.cache, 1, timer, should_stop)
+            opened.check()
+        with timer("schedule"):
+            self._bind(opened)
+            at = self.cache.segments[0].n_past
+            if self._queued != at or self._given != token_id:
+                self._place(torch.tensor([token_id]))
+                self._replay()
+                self._read.ask(at + 1)
+            if more and at + 1 < self.cache.capacity_tokens:
+                self._replay()
+                self._read.ask(at + 2)
+                self._queued = at + 1
+            self.cache.commit()
+        with timer("sample"):
+            self._given = self._read(at + 1)
+        if self._given < 0:
+            raise ValueError(NOT_FINITE)
+        return self._given
 
     def decode_many(self, token_ids: Tensor, n_new: int) -> Tensor:
         """Greedy ids of ``n_new`` steps that start from one token, without the host waiting between them."""
@@ -165,6 +200,29 @@ class GraphStep:
         if config.logit_softcap is not None:
             self.logits.copy_(config.logit_softcap * torch.tanh(self.logits / config.logit_softcap))
         self._choose(self.logits, self.token, self.position, self.history)
+
+
+class _Reader:
+    """Reads chosen tokens behind the device, which goes on: copied to the host as soon as they are there, two at most
+    on their way."""
+
+    def __init__(self, history: Tensor) -> None:
+        self._history, self._on_gpu = history, history.is_cuda
+        self._copies = torch.zeros(2, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._there = [torch.cuda.Event() for _ in range(2)] if self._on_gpu else []
+
+    def ask(self, position: int) -> None:
+        """For the token at ``position``, which the step that was queued last chooses."""
+        if self._on_gpu:
+            self._copies[position % 2].copy_(self._history[position], non_blocking=True)
+            self._there[position % 2].record()
+
+    def __call__(self, position: int) -> int:
+        """The token, when it is there."""
+        if not self._on_gpu:
+            return int(self._history[position])
+        self._there[position % 2].synchronize()
+        return int(self._copies[position % 2])
 
 
 class _Layer:
