@@ -75,8 +75,7 @@ class Pipeline:
         ``chat`` wraps the prompt in the model's chat template. ``ignore_eos`` runs to ``max_new_tokens`` whatever
         the model says, for measurements. Raises ValueError at once for an empty prompt, a prompt longer than the
         context, or ``max_new_tokens`` below 1."""
-        worker = self._worker(prompt, max_new_tokens, chat, seed, stop, ignore_eos)
-        return Run(worker)
+        return Run(self._worker(prompt, max_new_tokens, chat, seed, stop, ignore_eos))
 
     def generate(self, prompt: str, **options: Any) -> Completion:
         """The same in the foreground. Takes ``run``'s options. Ctrl-C raises KeyboardInterrupt and loses nothing:
@@ -222,8 +221,9 @@ class _Worker:
             return self._sample(self._feed(self.prompt_ids + self.token_ids))
         if self.sampler.takes_largest and hasattr(self.step, "next_token"):
             self.timer.steps[-1].n_tokens += 1
+            options = {"timer": self.timer, "should_stop": self.stop_event.is_set}
             more = len(self.token_ids) + 1 < self.max_new_tokens
-            return self.step.next_token(token_id, more=more, timer=self.timer, should_stop=self.stop_event.is_set)
+            return self.sampler.given(self.step.next_token(token_id, more=more, **options))
         return self._sample(self._feed([token_id]))
 
     def _sample(self, logits: torch.Tensor) -> int:

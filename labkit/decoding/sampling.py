@@ -111,17 +111,23 @@ class Sampler:
         """Whether the choice is the largest logit's, which a step may make itself."""
         return self.sampling.temperature == 0.0 and self.sampling.repetition_penalty == 1.0
 
+    def given(self, token_id: int) -> int:
+        """A token that a step has chosen. Raises ValueError for -1: its logits were not numbers."""
+        if token_id < 0:
+            raise ValueError(_NOT_FINITE)
+        return token_id
+
     def __call__(self, logits: Tensor) -> int:
         """One token id from logits (V,). Raises ValueError when the logits are not numbers."""
         shaped = shape_logits(logits, self.sampling, self._seen)
         if self.sampling.temperature == 0.0:
             token_id, best = _largest(shaped)
             if not math.isfinite(best):
-                raise ValueError(NOT_FINITE)
+                raise ValueError(_NOT_FINITE)
         else:
             probabilities = shaped.softmax(0)
             if not torch.isfinite(probabilities.sum()):
-                raise ValueError(NOT_FINITE)
+                raise ValueError(_NOT_FINITE)
             token_id = int(torch.multinomial(probabilities, 1, generator=self.generator))
         self.remember([token_id])
         return token_id
@@ -137,7 +143,7 @@ def _largest(logits: Tensor) -> tuple[int, float]:
     return int(token_id), best
 
 
-NOT_FINITE = (
+_NOT_FINITE = (
     "the model's logits are not finite (NaN or infinity): its weights are damaged, or its dtype is too narrow. "
     "Load it again, with dtype='fp32'."
 )

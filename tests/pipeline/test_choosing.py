@@ -35,3 +35,10 @@ def test_a_step_may_choose_the_token_where_it_is_the_largest(model, monkeypatch,
     assert got.token_ids == want.token_ids
     assert [step.n_tokens for step in got.trace.steps] == [5, 1, 1, 1, 1, 1]
     assert ChoosingStep.asked == ([True, True, True, True, False] if chooses else [])
+
+
+def test_a_step_that_can_not_choose_says_why(model, monkeypatch):
+    monkeypatch.setattr(ChoosingStep, "next_token", lambda step, token_id, **options: -1)
+    monkeypatch.setattr(backends, "bind", lambda choice, **of: (choice, ChoosingStep(of["transformer"], of["cache"])))
+    with pytest.raises(ValueError, match="not finite"):
+        Pipeline(model).generate("Hello", max_new_tokens=6, ignore_eos=True)

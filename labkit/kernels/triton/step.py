@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.decoding.sampling import NOT_FINITE
 from labkit.kernels.triton import attention, product, sampling
 from labkit.kernels.triton.prefill import prefill
 from labkit.kernels.triton.product import Matrix
@@ -95,8 +94,8 @@ class GraphStep:
         return self.logits[None].clone()
 
     def next_token(self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]) -> int:
-        """The most likely token after ``token_id``, the one that this gave last or any other. Raises ValueError when
-        the logits are no numbers.
+        """The most likely token after ``token_id``, the one that this gave last or any other; -1 where the logits are
+        no numbers.
 
         ``more``: another will probably be asked for. Its step is queued before the host waits for this one's token, so
         a step's time on the device is charged where it was queued; should nobody ask, its entry in the cache is beyond
@@ -118,8 +117,6 @@ class GraphStep:
             self.cache.commit()
         with timer("sample"):
             self._given = self._read(at + 1)
-        if self._given < 0:
-            raise ValueError(NOT_FINITE)
         return self._given
 
     def decode_many(self, token_ids: Tensor, n_new: int) -> Tensor:
