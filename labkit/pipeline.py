@@ -150,10 +150,15 @@ class _Worker:
         with torch.inference_mode():
             try:
                 self._prepare()
-                token_id = self._sample(self._feed(self.prompt_ids))
-                while not (reason := self._emit(token_id)):
+                logits = self._feed(self.prompt_ids)
+                while True:
+                    with self.timer("sample"):
+                        token_id = self.sampler(logits[0])
+                    reason = self._emit(token_id)
+                    if reason:
+                        break
                     self.timer.begin_step("decode")
-                    token_id = self._decode(token_id)
+                    logits = self._decode(token_id)
             except Cancelled:
                 reason = "cancelled"
         return self._finish(reason)
@@ -212,23 +217,18 @@ class _Worker:
         assert logits is not None
         return logits
 
-    def _decode(self, token_id: int) -> int:
-        """One token through the model, where nothing is remembered the whole sequence again, and a choice. A step on a
-        GPU chooses for itself, and is ahead of what the host asks for."""
+    def _decode(self, token_id: int) -> Any:
+        """One token through the model; where nothing is remembered, the whole sequence again. A step on a GPU may
+        choose for itself, ahead of the host: for logits, the sampler then gets the choice."""
         if self._wanted_cache is not None:
             self._bind_cache()
-        if not self.cache.n_tokens():
-            return self._sample(self._feed(self.prompt_ids + self.token_ids))
-        if self.sampler.takes_largest and hasattr(self.step, "next_token"):
+        remembers = self.cache.n_tokens() > 0
+        if remembers and self.sampler.takes_largest and hasattr(self.step, "choose_next"):
             self.timer.steps[-1].n_tokens += 1
-            options = {"timer": self.timer, "should_stop": self.stop_event.is_set}
             more = len(self.token_ids) + 1 < self.max_new_tokens
-            return self.sampler.given(self.step.next_token(token_id, more=more, **options))
-        return self._sample(self._feed([token_id]))
-
-    def _sample(self, logits: torch.Tensor) -> int:
-        with self.timer("sample"):
-            return self.sampler(logits[0])
+            options = {"timer": self.timer, "should_stop": self.stop_event.is_set}
+            return [self.step.choose_next(token_id, more=more, **options)]
+        return self._feed([token_id] if remembers else self.prompt_ids + self.token_ids)
 
     def _forward(self, token_ids: list[int]) -> torch.Tensor:
         with self.timer("schedule"):  # what the step does in no phase of its own

@@ -6,7 +6,7 @@ The order is the usual one: repetition penalty, temperature, top-k, top-p, min-p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,14 +111,14 @@ class Sampler:
         """Whether the choice is the largest logit's, which a step may make itself."""
         return self.sampling.temperature == 0.0 and self.sampling.repetition_penalty == 1.0
 
-    def given(self, token_id: int) -> int:
-        """A token that a step has chosen. Raises ValueError for -1: its logits were not numbers."""
-        if token_id < 0:
-            raise ValueError(_NOT_FINITE)
-        return token_id
-
-    def __call__(self, logits: Tensor) -> int:
-        """One token id from logits (V,). Raises ValueError when the logits are not numbers."""
+    def __call__(self, logits: Tensor | Callable[[], int]) -> int:
+        """One token id from logits (V,), or the largest's, which a step has found itself and gives when called (-1:
+        none). Raises ValueError when the logits are not numbers."""
+        if not isinstance(logits, Tensor):
+            token_id = logits()
+            if token_id < 0:
+                raise ValueError(_NOT_FINITE)
+            return token_id
         shaped = shape_logits(logits, self.sampling, self._seen)
         if self.sampling.temperature == 0.0:
             token_id, best = _largest(shaped)

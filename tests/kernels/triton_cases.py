@@ -215,7 +215,7 @@ def look_ahead(device):
             if kind == "logits":
                 got = int(step(torch.tensor([token], device=device), **options).argmax(-1))
             else:
-                got = step.next_token(token, more=kind != "alone", **options)
+                got = step.choose_next(token, more=kind != "alone", **options)()
             assert got == wanted, kind
             token = got
         assert caches[0].n_tokens() == caches[1].n_tokens() == 14
@@ -224,7 +224,7 @@ def look_ahead(device):
         caches[0].reset()
         transformer.final_norm.weight[:] = torch.nan
         step(torch.arange(2, device=device), **options)
-        assert step.next_token(2, more=True, **options) == -1
+        assert step.choose_next(2, more=True, **options)() == -1
 
 
 CASES = [rms_norm, rotate_append, gate, attend_one, project, gated, unpacked, lookup, choose, step, look_ahead]

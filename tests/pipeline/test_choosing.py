@@ -17,10 +17,10 @@ class ChoosingStep(backends.ReferenceStep):
 
     asked: ClassVar[list[bool]] = []
 
-    def next_token(self, token_id, *, more, timer, should_stop):
+    def choose_next(self, token_id, *, more, timer, should_stop):
         self.asked.append(more)
         logits = self(torch.tensor([token_id]), timer=timer, should_stop=should_stop)
-        return int(logits.argmax())
+        return lambda: int(logits.argmax())
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_step_may_choose_the_token_where_it_is_the_largest(model, monkeypatch,
 
 
 def test_a_step_that_can_not_choose_says_why(model, monkeypatch):
-    monkeypatch.setattr(ChoosingStep, "next_token", lambda step, token_id, **options: -1)
+    monkeypatch.setattr(ChoosingStep, "choose_next", lambda step, token_id, **options: lambda: -1)
     monkeypatch.setattr(backends, "bind", lambda choice, **of: (choice, ChoosingStep(of["transformer"], of["cache"])))
     with pytest.raises(ValueError, match="not finite"):
         Pipeline(model).generate("Hello", max_new_tokens=6, ignore_eos=True)

@@ -5,13 +5,14 @@ the output projection added to x; gate and up; and the down projection added to 
 
 Everything that changes from step to step is read on the device: the token and its position. The step itself chooses
 the next token greedily, writes it where the next replay reads it and moves the position on. So ``decode_many`` replays
-without the host waiting once, and ``next_token`` queues a step before the host has read the token of the one before:
+without the host waiting once, and ``choose_next`` queues a step before the host has read the token of the one before:
 the device has work while the host writes text. A sampler that needs the logits still can look at each step's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,9 +94,11 @@ class GraphStep:
             self.cache.commit()
         return self.logits[None].clone()
 
-    def next_token(self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]) -> int:
-        """The most likely token after ``token_id``, the one that this gave last or any other; -1 where the logits are
-        no numbers.
+    def choose_next(
+        self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
+    ) -> Callable[[], int]:
+        """The most likely token after ``token_id`` (the one that this gave last, or any other), when called: it waits
+        for the device. -1 where the logits are no numbers.
 
         ``more``: another will probably be asked for. Its step is queued before the host waits for this one's token, so
         a step's time on the device is charged where it was queued; should nobody ask, its entry in the cache is beyond
@@ -115,8 +118,10 @@ class GraphStep:
                 self._read.ask(at + 2)
                 self._queued = at + 1
             self.cache.commit()
-        with timer("sample"):
-            self._given = self._read(at + 1)
+        return partial(self._take, at + 1)
+
+    def _take(self, position: int) -> int:
+        self._given = self._read(position)
         return self._given
 
     def decode_many(self, token_ids: Tensor, n_new: int) -> Tensor:
