@@ -81,6 +81,7 @@ class GraphStep:
             return self.transformer(
                 token_ids, self.cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop
             )
+        self._queued = -1
         if len(token_ids) > 1:
             return prefill(self.transformer, self.cache, token_ids, timer=timer, should_stop=should_stop)
         with timer("embed"):
@@ -90,7 +91,6 @@ class GraphStep:
             self._bind(opened)
             self._place(token_ids)
             self._replay()
-            self._queued = -1
             self.cache.commit()
         return self.logits[None].clone()
 
@@ -113,6 +113,7 @@ class GraphStep:
                 self._place(torch.tensor([token_id]))
                 self._replay()
                 self._read.ask(at + 1)
+            self._queued = -1
             if more and at + 1 < self.cache.capacity_tokens:
                 self._replay()
                 self._read.ask(at + 2)
@@ -136,6 +137,7 @@ class GraphStep:
         return self.history[first + 1 : first + 1 + n_new]
 
     def _place(self, token_ids: Tensor) -> None:
+        self._queued = -1
         self.token.copy_(token_ids)
         self.position.fill_(self.cache.segments[0].n_past)
 
@@ -171,7 +173,7 @@ class GraphStep:
         """Rotary tables for every position, and this sequence's part of the cache; a new slot needs a new graph."""
         slot = self.cache.slot_of(self.cache.segments[0].sequence_id)
         if slot != self._slot:
-            self._slot, self._graph = slot, None
+            self._slot, self._graph, self._queued = slot, None, -1
         if self._tables:
             return
         positions = torch.arange(self.cache.capacity_tokens, device=self.transformer.device)
