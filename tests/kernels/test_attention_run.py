@@ -104,6 +104,15 @@ def test_what_no_token_sees_changes_nothing(of):
     assert not damaged[20:].isfinite().any()
 
 
+def test_values_of_zero_that_no_token_sees_weigh_nothing():
+    """What a sliding cache has let go stands as zeros: a weight is divided by its value's step."""
+    q, k, v = (t.bfloat16() if i else t for i, t in enumerate(example(4, 2, 32, 250, 40)))
+    sight = {"window": 45, "n_sinks": 4}
+    kept = attend(q, k, v, integers=True, **sight)
+    k[:, 4:200], v[:, 4:200] = 0.0, 0.0
+    assert torch.equal(attend(q, k, v, integers=True, **sight), kept)
+
+
 def test_exponentials_are_float32s():
     """Of what a softmax asks for, and far below it; NaN stays one."""
 

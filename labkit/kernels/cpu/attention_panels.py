@@ -46,7 +46,9 @@ from labkit.kernels.cpu.tiles import ROWS, WORD
 
 TILE = 128
 """Keys that meet all of an item's rows before the next."""
-LEAST = np.float32(1e-30)
+LEAST, LEAST_VALUE = np.float32(1e-30), np.float32(1e-10)
+"""What the largest number of a key, or of a value, counts as at least. A value's step divides a weight that vectors
+cut off at 2^-126: that of a key that nobody sees must come to nothing all the same."""
 
 
 @entry
@@ -145,7 +147,7 @@ def _widen(bf16, x, n, to):
 @jit
 def round_row(x, d, limit, to, step):
     """d float32 as int16 with one step, zeros up to whole panels."""
-    top = _top(x, d)
+    top = _top(x, d, LEAST)
     floats(step, 1)[0] = top / limit
     tiles.round_int16(x, d, limit / top, to)
     tail = carray(array_at(to), (whole(d),), np.int16)
@@ -178,7 +180,7 @@ def _round_values(bf16, v, row, n, d, own, out):
             rowwise.widen_bf16(x, d, own)
             rowwise.widen_bf16(y, d, own + 4 * d)
             x, y = own, own + 4 * d
-        tops = _top(x, d), _top(y, d)
+        tops = _top(x, d, LEAST_VALUE), _top(y, d, LEAST_VALUE)
         for i in range(2):
             logs[key + i] = np.float32(math.log(tops[i] / limit))
             sound = tops[i] == tops[i]  # those who do not see a NaN must not meet it here
@@ -188,7 +190,7 @@ def _round_values(bf16, v, row, n, d, own, out):
 
 
 @jit
-def _top(x, d):
+def _top(x, d, least):
     """max |x|, not quite zero."""
     top = tiles.peak(x, d)
-    return LEAST if top < LEAST else top  # not max(): a NaN must stay one
+    return least if top < least else top  # not max(): a NaN must stay one
