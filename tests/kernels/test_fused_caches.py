@@ -138,6 +138,32 @@ def test_a_long_prompt_on_a_stored_past_may_be_cut_or_stopped(name, monkeypatch)
     assert torch.equal(*outs)
 
 
+@pytest.mark.parametrize("name", ["paged", "int8", "sliding"])
+def test_a_stored_past_is_recalled_in_the_caches_time_and_can_be_stopped(name, monkeypatch):
+    """A past of thousands of tokens takes long to unpack. One layer has been asked for, and it is as if none had."""
+    transformer = random_model(FAMILIES["llama"])
+    compile_cpu_kernel().result()
+    ids, never, asked = torch.arange(80), {"timer": NULL_TIMER, "should_stop": lambda: False}, []
+    with torch.inference_mode():
+        cache = build_cache(name, transformer)
+        step = fused.FusedStep(transformer, cache, 2)
+        step(ids[:30], **never)
+        timer, dense = Timer(), cache.dense
+        monkeypatch.setattr(
+            cache, "dense", lambda idx, segment: asked.append((idx, timer._stack[-1])) or dense(idx, segment)
+        )
+        timer.begin()
+        timer.begin_step("prefill")
+        with pytest.raises(Cancelled):
+            step(ids[30:], timer=timer, should_stop=lambda: bool(asked))
+        assert asked == [(0, "kv_cache")]
+        assert cache.n_tokens() == 30
+        got = step(ids[30:], **never)
+        cache.reset()
+        step(ids[:30], **never)
+        assert torch.equal(step(ids[30:], **never), got)
+
+
 @pytest.mark.parametrize("name", CACHES)
 def test_a_step_that_is_stopped_leaves_the_cache_as_it_was(name):
     transformer = random_model(FAMILIES["llama"])

@@ -26,8 +26,8 @@ import math
 import numpy as np
 from numba import carray
 
-from labkit.kernels.cpu import panels, rowwise, tiles
-from labkit.kernels.cpu.blocks import fill, floats
+from labkit.kernels.cpu import panels, rounding, rowwise
+from labkit.kernels.cpu.blocks import copy, fill, floats
 from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     BF16,
@@ -141,15 +141,15 @@ def _widen(bf16, x, n, to):
     if bf16:
         rowwise.widen_bf16(x, n, to)
     else:
-        rowwise.copy(x, n, to)
+        copy(x, n, to)
 
 
 @jit
 def round_row(x, d, limit, to, step):
     """d float32 as int16 with one step, zeros up to whole panels."""
-    top = _top(x, d, LEAST)
+    top = rounding.top(x, d, LEAST)
     floats(step, 1)[0] = top / limit
-    tiles.round_int16(x, d, limit / top, to)
+    rounding.round_int16(x, d, limit / top, to)
     tail = carray(array_at(to), (whole(d),), np.int16)
     for i in range(d, whole(d)):
         tail[i] = 0
@@ -180,17 +180,10 @@ def _round_values(bf16, v, row, n, d, own, out):
             rowwise.widen_bf16(x, d, own)
             rowwise.widen_bf16(y, d, own + 4 * d)
             x, y = own, own + 4 * d
-        tops = _top(x, d, LEAST_VALUE), _top(y, d, LEAST_VALUE)
+        tops = rounding.top(x, d, LEAST_VALUE), rounding.top(y, d, LEAST_VALUE)
         for i in range(2):
             logs[key + i] = np.float32(math.log(tops[i] / limit))
             sound = tops[i] == tops[i]  # those who do not see a NaN must not meet it here
             parts[key + i] = limit / tops[i] if sound else np.float32(1.0)
         to = out + WORD * (key // 2)
-        rowwise.round_pairs(x, limit / tops[0], y, limit / tops[1], d, to, 2 * ROWS * TILE)
-
-
-@jit
-def _top(x, d, least):
-    """max |x|, not quite zero."""
-    top = tiles.peak(x, d)
-    return least if top < least else top  # not max(): a NaN must stay one
+        rounding.round_pairs(x, limit / tops[0], y, limit / tops[1], d, to, 2 * ROWS * TILE)

@@ -101,8 +101,7 @@ def _attend_item(layer, numbers, q, q_row, n_tokens, n_past, group, n_shared, in
                     if integers:
                         tiles.pairs_6(
                             here, queries + q_size * i, q_size, wide // 2, k_steps + 4 * at, v_logs + 4 * at,
-                            q_steps + 4 * i, to,
-                            4 * TILE, 1,
+                            q_steps + 4 * i, to, 4 * TILE, 1,
                         )  # fmt: skip
                     else:
                         tiles.floats_6(here, WORD, queries + q_size * i, q_size, d, to, 4 * TILE, 1, here, 0, 0, 0)

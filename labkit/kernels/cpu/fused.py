@@ -104,6 +104,8 @@ class FusedStep:
             return self._by_reference(token_ids, counts, timer, should_stop)
         with timer("schedule"):
             where = self._storage(kind, opened)
+            with timer("kv_cache"):
+                where.begin(opened)
             at, size = 0, self._first_chunk if len(self.cache.segments) == 1 else n
             while True:
                 # One token left over would go through decode's step, which rounds differently: how a prompt is cut

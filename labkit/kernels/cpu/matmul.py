@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from labkit.kernels.cpu import blocks, panels, tiles
+from labkit.kernels.cpu import blocks, panels, rounding, tiles
 from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     BF16,
@@ -245,15 +245,13 @@ def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
         starts[token] = 0.0
         for block in range(n_blocks):
             at, n = x + token * x_stride + 4 * TOKEN_BLOCK * block, min(TOKEN_BLOCK, n_in - TOKEN_BLOCK * block)
-            top = tiles.peak(at, n)
-            if top < np.float32(1e-30):  # not max(): a NaN must stay one
-                top = np.float32(1e-30)
+            top = rounding.top(at, n, np.float32(1e-30))
             steps[token, block] = top / limit
             if bytes_too:
-                total = tiles.round_bytes(at, n, limit / top, to + TOKEN_BLOCK * block)
+                total = rounding.round_bytes(at, n, limit / top, to + TOKEN_BLOCK * block)
                 starts[token] -= steps[token, block] * np.float32(tiles.WEIGHT_OFFSET * total)
             else:
-                tiles.round_int16(at, n, limit / top, to + 2 * TOKEN_BLOCK * block)
+                rounding.round_int16(at, n, limit / top, to + 2 * TOKEN_BLOCK * block)
         tail = carray(array_at(to), (2 * padded,), np.int8)
         size = 1 if bytes_too else 2
         for i in range(size * n_in, size * padded):

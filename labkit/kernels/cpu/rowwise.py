@@ -9,7 +9,6 @@ highest        the largest                             n a multiple of 8
 exponentials   x[i] = exp(x[i] - shift); their sum     n a multiple of 8
 weights        the same as int16; a weighted sum       n a multiple of 8
 shrink         x *= exp(before - now)                  n a multiple of 8
-round_pairs    two rows' numbers as pairs of int16     n a multiple of 8
 gate           out[i] = silu(g[i]) * u[i]              n a multiple of 8
 """
 
@@ -176,44 +175,6 @@ def shrink(typingctx: Any, x: Any, n: Any, before: Any, now: Any) -> Any:
         return b.extract_element(factor, const(0))
 
     return types.float32(types.int64, types.int64, types.float32, types.float32), codegen
-
-
-@intrinsic
-def copy(typingctx: Any, x: Any, n: Any, out: Any) -> Any:
-    """n float32 to another place."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, n, out = args
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            offset = b.mul(at, const(4))
-            simd.store(b, load(b, b.add(x, offset), VF32), b.add(out, offset))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), codegen
-
-
-@intrinsic
-def round_pairs(typingctx: Any, x: Any, x_factor: Any, y: Any, y_factor: Any, n: Any, out: Any, stride: Any) -> Any:
-    """round(x * x_factor) and round(y * y_factor) as the int16 of a word each, sixteen words together at ``out``, the
-    next ``stride`` bytes behind."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, x_factor, y, y_factor, n, out, stride = args
-        rows = [(row, simd.splat(b, factor)) for row, factor in ((x, x_factor), (y, y_factor))]
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, turn):
-            low, high = (
-                b.bitcast(
-                    simd.fma(b, load(b, b.add(row, b.mul(at, const(4))), VF32), factor, simd.fsplat(simd.ROUNDS)), VI32
-                )
-                for row, factor in rows
-            )
-            word = b.or_(b.and_(low, simd.isplat(0xFFFF)), b.shl(high, simd.isplat(16)))
-            to = b.add(out, b.add(b.mul(b.lshr(turn, const(1)), stride), b.mul(b.and_(turn, const(1)), const(32))))
-            simd.store(b, word, to)
-        return context.get_dummy_value()
-
-    kinds = types.int64, types.float32, types.int64, types.float32, types.int64, types.int64, types.int64
-    return types.void(*kinds), codegen
 
 
 @intrinsic

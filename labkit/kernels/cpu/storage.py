@@ -112,6 +112,9 @@ class InPlace(_Cells):
         self.held[[cell.TABLE, cell.N_TABLES, cell.N_BLOCKS]] = table.ctypes.data, *table.shape
         self.held[cell.STRETCH] = stretch.address()
 
+    def begin(self, opened: Any) -> None:
+        """Nothing: all lies where it belongs."""
+
     def open(self, first: int, n_new: int) -> None:
         """Tokens [first, first + n_new) of the cache's open step come next."""
         segments = self.cache.segments
@@ -153,24 +156,25 @@ class Staging(_Cells):
             rows |= {"slot_stride": 0, "ring": 0, "ring_sinks": 0}
             self._set_rows(idx, cache.sight(idx), NUMBERS[cache.dtype], rows)
 
-    def open(self, first: int, n_new: int) -> None:
-        """Tokens [first, first + n_new) of the cache's open step come next."""
+    def begin(self, opened: Any) -> None:
+        """Room for all of the open step's tokens, and what the cache has of those before, in their positions' rows."""
         (segment,) = self.cache.segments
-        if first == 0:
-            self._reserve(segment.n_total)
-            self._recall(segment)
-        self._place_run(segment.n_past + first, n_new, 0, apart=False)
-
-    def _recall(self, segment: Any) -> None:
-        """What the cache has of the tokens before, each in the row of its position."""
+        self._reserve(segment.n_total)
         if not segment.n_past:
             return
         past = replace(segment, n_new=0)
         for idx, (k, v) in enumerate(self._store):
+            opened.check()
             known_k, known_v, positions = self.cache.dense(idx, past)
-            rows = slice(segment.n_past) if positions is None else positions
-            k[:, : segment.n_past], v[:, : segment.n_past] = 0, 0  # what is gone weighs nothing, times a number
-            k[:, rows], v[:, rows] = known_k, known_v
+            if positions is None:
+                k[:, : segment.n_past], v[:, : segment.n_past] = known_k, known_v
+            else:  # what is gone weighs nothing, times a number
+                k[:, : segment.n_past], v[:, : segment.n_past] = 0, 0
+                k[:, positions], v[:, positions] = known_k, known_v
+
+    def open(self, first: int, n_new: int) -> None:
+        """Tokens [first, first + n_new) of the cache's open step come next."""
+        self._place_run(self.cache.segments[0].n_past + first, n_new, 0, apart=False)
 
     def close(self, first: int, n_new: int, opened: Any) -> None:
         """Give the tokens to the cache when the last of them has passed; it may have to round them all first."""

@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.jit import jit
-from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I16, V32I8, VF32, VI32, const, load
+from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, V32I8, VF32, VI32, const, load
 
 ROWS = 16
 """Rows of a panel: two vectors."""
@@ -255,43 +255,3 @@ def integers(n_tokens, of_bytes, given):
         return 2
     int16_1(*given)
     return 1
-
-
-@intrinsic
-def peak(typingctx: Any, x: Any, n: Any) -> Any:
-    """max |x|, NaN when x is not finite: rounding to integers would hide it. n a multiple of 8."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, n = args
-        slot, nothing = simd.accumulators(b, 2)
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            v = simd.call(b, "llvm.fabs.v8f32", VF32, load(b, b.add(x, b.mul(at, const(4))), VF32))
-            b.store(simd.call(b, "llvm.maxnum.v8f32", VF32, v, b.load(slot)), slot)
-            b.store(simd.fma(b, v, simd.fsplat(0.0), b.load(nothing)), nothing)
-        return b.fadd(simd.largest(b, b.load(slot)), simd.total(b, b.load(nothing)))
-
-    return types.float32(types.int64, types.int64), codegen
-
-
-def make_round(kind: Any) -> Any:
-    """round(x * factor) as ``kind`` integers; returns their sum. n a multiple of 8."""
-
-    @intrinsic
-    def round_to(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
-        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            x, n, factor, out = args
-            wide = simd.splat(b, factor)
-            total = cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8))
-            with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-                v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
-                v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
-                b.store(b.add(v, b.load(total)), total)
-                simd.store(b, b.trunc(v, ir.VectorType(kind, 8)), b.add(out, b.mul(at, const(kind.width // 8))), 1)
-            return simd.isum(b, b.load(total))
-
-        return types.int32(types.int64, types.int64, types.float32, types.int64), codegen
-
-    return round_to
-
-
-round_int16, round_bytes = make_round(I16), make_round(I8)

@@ -1,0 +1,91 @@
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
+# pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+"""float32 to integers for the tiles of ``tiles``: the largest number, and the others as shares of it.
+
+top            max |x|, at least so much             n a multiple of 8
+round_int16, round_bytes    round(x * factor)        n a multiple of 8
+round_pairs    two rows' as pairs of int16           n a multiple of 8
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from labkit.kernels.cpu import simd
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.simd import I8, I16, I64, VF32, VI32, const, load
+
+
+@intrinsic
+def peak(typingctx: Any, x: Any, n: Any) -> Any:
+    """max |x|, NaN when x is not finite: rounding to integers would hide it. n a multiple of 8."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, n = args
+        slot, nothing = simd.accumulators(b, 2)
+        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+            v = simd.call(b, "llvm.fabs.v8f32", VF32, load(b, b.add(x, b.mul(at, const(4))), VF32))
+            b.store(simd.call(b, "llvm.maxnum.v8f32", VF32, v, b.load(slot)), slot)
+            b.store(simd.fma(b, v, simd.fsplat(0.0), b.load(nothing)), nothing)
+        return b.fadd(simd.largest(b, b.load(slot)), simd.total(b, b.load(nothing)))
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@jit
+def top(x, n, least):
+    """max |x|, but at least ``least``; a NaN stays one."""
+    found = peak(x, n)
+    return least if found < least else found  # max() would lose it
+
+
+def make_round(kind: Any) -> Any:
+    """round(x * factor) as ``kind`` integers; returns their sum. n a multiple of 8."""
+
+    @intrinsic
+    def round_to(typingctx: Any, x: Any, n: Any, factor: Any, out: Any) -> Any:
+        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            x, n, factor, out = args
+            wide = simd.splat(b, factor)
+            total = cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8))
+            with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
+                v = b.fmul(load(b, b.add(x, b.mul(at, const(4))), VF32), wide)
+                v = b.fptosi(simd.call(b, "llvm.nearbyint.v8f32", VF32, v), VI32)
+                b.store(b.add(v, b.load(total)), total)
+                simd.store(b, b.trunc(v, ir.VectorType(kind, 8)), b.add(out, b.mul(at, const(kind.width // 8))), 1)
+            return simd.isum(b, b.load(total))
+
+        return types.int32(types.int64, types.int64, types.float32, types.int64), codegen
+
+    return round_to
+
+
+round_int16, round_bytes = make_round(I16), make_round(I8)
+
+
+@intrinsic
+def round_pairs(typingctx: Any, x: Any, x_factor: Any, y: Any, y_factor: Any, n: Any, out: Any, stride: Any) -> Any:
+    """round(x * x_factor) and round(y * y_factor) as the int16 of a word each, sixteen words together at ``out``, the
+    next ``stride`` bytes behind."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        x, x_factor, y, y_factor, n, out, stride = args
+        rows = [(row, simd.splat(b, factor)) for row, factor in ((x, x_factor), (y, y_factor))]
+        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, turn):
+            low, high = (
+                b.bitcast(
+                    simd.fma(b, load(b, b.add(row, b.mul(at, const(4))), VF32), factor, simd.fsplat(simd.ROUNDS)), VI32
+                )
+                for row, factor in rows
+            )
+            word = b.or_(b.and_(low, simd.isplat(0xFFFF)), b.shl(high, simd.isplat(16)))
+            to = b.add(out, b.add(b.mul(b.lshr(turn, const(1)), stride), b.mul(b.and_(turn, const(1)), const(32))))
+            simd.store(b, word, to)
+        return context.get_dummy_value()
+
+    kinds = types.int64, types.float32, types.int64, types.float32, types.int64, types.int64, types.int64
+    return types.void(*kinds), codegen
