@@ -1,4 +1,4 @@
-"""The state of the compiled functions: compiling takes up to a minute, once on a machine, in the background."""
+"""The state of the compiled functions: compiling takes about a minute, once on a machine, in the background."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Compilation:
         """The state, as a sentence."""
         return {
             "cold": "Fast path: compiled in the background at the first run.",
-            "compiling": "Fast path: compiling in the background (up to a minute, once on this machine); "
+            "compiling": "Fast path: compiling in the background (about a minute, once on this machine); "
             "plain PyTorch serves until it is done.",
             "ready": f"Fast path: ready (took {self.seconds:.1f} s).",
             "failed": f"Fast path: not available ({self.reason}); plain PyTorch serves.",

@@ -1,6 +1,6 @@
 """The ``fused`` backend on a CPU: a step is one call of a compiled function, on whichever cache.
 
-Compiling takes up to a minute the first time on a machine and is kept on disk; it happens in a background thread, and
+Compiling takes about a minute the first time on a machine and is kept on disk; it happens in a background thread, and
 the reference serves until it is done (``labkit.kernels.backends.status`` says so).
 """
 
