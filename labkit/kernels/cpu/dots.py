@@ -57,7 +57,8 @@ def make_dot(kind: str, rows: int) -> Any:
             whole = b.mul(b.udiv(n, step), step)
             with cgutils.for_range_slice(b, const(0), whole, step, I64) as (at, _):
                 if rows == 1:
-                    simd.prefetch(b, b.add(w, b.add(b.mul(at, const(simd.ITEMSIZE[kind])), const(AHEAD))))
+                    for line in range(0, 8 * unroll * simd.ITEMSIZE[kind], 64):
+                        simd.prefetch(b, b.add(w, b.add(b.mul(at, const(simd.ITEMSIZE[kind])), const(AHEAD + line))))
                 for i in range(unroll):
                     body(b, w, stride, x, at, sums, i)
             with cgutils.for_range_slice(b, whole, n, const(8), I64) as (at, _):
@@ -91,6 +92,8 @@ def make_dot_int4(*, narrow: bool) -> Any:
             with cgutils.for_range(b, b.udiv(n, const(BLOCK)), intp=I64) as loop:
                 block = loop.index
                 at = b.add(w, b.mul(block, const(32 * ROWS)))
+                for line in range(0, 32 * ROWS, 64):
+                    simd.prefetch(b, b.add(at, const(AHEAD + line)))
                 x_at = b.add(x, b.mul(block, const(2 * BLOCK)))
                 words = [load(b, b.add(at, const(32 * r)), simd.V16I16) for r in range(ROWS)]
                 xs = [load(b, b.add(x_at, const(32 * j)), simd.V16I16) for j in range(4)]
