@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.kernels import backends
-from labkit.kernels.cpu import linear, matmul, plan, team
+from labkit.kernels.cpu import linear, matmul, plan, step, team
 from labkit.quant.rtn import Int4, to_int4, to_int8, to_w8a8
 
 SHAPES = ((49_152, 576), (1_536, 576), (576, 1_536))
@@ -55,7 +55,7 @@ def multiplier(modules: list[nn.Module], n_tokens: int, n_threads: int) -> Calla
     kept: list[object] = [x, out, work]  # a job holds addresses only
     for module in modules:
         row = np.asarray(plan.describe(module), np.int64)
-        job = np.zeros(12, np.int64)
+        job = np.zeros(step.N_CELLS, np.int64)
         job[team.FUNCTION], job[matmul.LINEAR_AT] = address, row.ctypes.data
         job[[matmul.X, matmul.X_STRIDE, matmul.OUT, matmul.OUT_STRIDE]] = (
             x.data_ptr(), 4 * x.stride(0), out.data_ptr(), 4 * out.stride(0),

@@ -70,6 +70,21 @@ class WaitingStep:
         return "; ".join(filter(None, (note, getattr(self._step, "reason", ""))))
 
     def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+        step = self._serving(timer)
+        return step(token_ids, counts=counts, timer=timer, should_stop=should_stop)
+
+    def choose_next(
+        self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
+    ) -> Callable[[], int]:
+        """As ``FusedStep.choose_next``."""
+        step = self._serving(timer)
+        if isinstance(step, fused.FusedStep):
+            return step.choose_next(token_id, more=more, timer=timer, should_stop=should_stop)
+        logits = step(torch.tensor([token_id]), timer=timer, should_stop=should_stop)[0]
+        return lambda: int(logits.argmax()) if logits.isfinite().all() else -1
+
+    def _serving(self, timer: Any) -> Any:
+        """Who serves the next step."""
         if self._step is None:
             compiled = compilation()
             if compiled.ready():
@@ -78,7 +93,7 @@ class WaitingStep:
             elif compiled.state == "failed":
                 self._reference.reason = f"compiling failed: {compiled.reason}"
         self._n_waited += self._step is None
-        return (self._step or self._reference)(token_ids, counts=counts, timer=timer, should_stop=should_stop)
+        return self._step or self._reference
 
 
 @register("backend", "fused", summary="A whole decode step in one compiled function, on packed or plain weights")

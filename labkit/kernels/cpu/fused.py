@@ -69,7 +69,7 @@ class FusedStep:
         _, _, n_cells = step.room(made.widest, self._team.n_threads)
         self._work = torch.zeros(n_cells + 16, dtype=torch.float32)
         self._pieces, self._piece_cells = torch.empty(0), {}
-        self._phases = np.zeros(8, np.int64)
+        self._phases = np.zeros(step.N_PHASES, np.int64)
         self._sizes = np.zeros(step.N_SIZES, np.int64)
         s = self._sizes
         s[[step.N_LAYERS, step.D_MODEL]] = len(made.layers), made.d_model
@@ -78,10 +78,12 @@ class FusedStep:
         s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
         self._mixture = torch.empty(made.mixture_floats + 16)
         s[step.MIXTURE] = (self._mixture.data_ptr() + 63) // 64 * 64
-        self._job = np.zeros(12, np.int64)
+        self._job = np.zeros(step.N_CELLS, np.int64)
         job = self._job
         job[[step.LINEARS, step.FLOATS]] = made.linears.ctypes.data, made.floats.ctypes.data
         job[[step.SIZES, step.PHASES]] = s.ctypes.data, self._phases.ctypes.data
+        self._token = np.zeros(1, np.int64)
+        self._choosing: np.ndarray | None = None
 
     @property
     def reason(self) -> str:
@@ -124,6 +126,46 @@ class FusedStep:
                 self.cache.commit()
         return logits
 
+    def choose_next(
+        self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
+    ) -> Callable[[], int]:
+        """The most likely token after ``token_id``, when called; -1 where the logits are no numbers.
+
+        The compiled step looks the one up and finds the other. After it has swept the weights through the processor's
+        caches everything that Python does is cold, so this does little: a tenth of a step's time is at stake."""
+        with timer("schedule"):
+            opened = self.transformer.open(self.cache, 1, timer, should_stop)
+            opened.check()
+            where = self._storage(storage.InPlace, opened)
+            where.open(0, 1)
+            job = self._choosing_job(where)
+            if not job[self._cells.TABLE]:
+                with timer("embed"):
+                    row = self._table.rows(np.array([token_id]), opened)
+                job[self._cells.X] = row.ctypes.data
+            self._token[0] = token_id
+            self._launch(job, opened, alone=True)
+            self.cache.commit()
+            chosen = int(self._token[0])
+        return lambda: chosen
+
+    def _choosing_job(self, where: Any) -> np.ndarray:
+        """The job of a step that chooses the next token: made once a run, since it has one storage."""
+        if self._choosing is None:
+            job, cell = self._job.copy(), self._cells
+            n_vocab = self._plan.vocab_size
+            self._own_logits = torch.empty(n_vocab + -n_vocab % 4, dtype=torch.float32)
+            self._own_table, self._own_sizes = self._table.cells(), self._sizes.copy()
+            job[[cell.FUNCTION, cell.LAYERS, cell.LOGITS]] = self._decode, where.layers_at, self._own_logits.data_ptr()
+            job[[cell.SIZES, cell.TOKEN]] = self._own_sizes.ctypes.data, self._token.ctypes.data
+            job[cell.TABLE] = 0 if self._own_table is None else self._own_table.ctypes.data
+            job[cell.WORK] = (self._work.data_ptr() + 63) // 64 * 64
+            self._own_pieces = torch.empty(self._entries.piece_floats(where.layers, 1, self._team.n_threads) + 16)
+            self._own_sizes[[cell.N_NEW, cell.WANTED, cell.HELD]] = 1, True, where.held_at
+            self._own_sizes[cell.PIECES] = (self._own_pieces.data_ptr() + 63) // 64 * 64
+            self._choosing = job
+        return self._choosing
+
     def _by_reference(self, token_ids: Tensor, counts: Any, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         return self.transformer(
             token_ids, self.cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop
@@ -159,18 +201,22 @@ class FusedStep:
         job[cell.FUNCTION] = self._decode if n_new == 1 else self._prefill
         work = self._room(n_new, where)
         job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
-        self._phases[:] = 0
-        if n_new == 1:
+        self._launch(job, opened, alone=n_new == 1)
+        return logits[:, :n_vocab]
+
+    def _launch(self, job: np.ndarray, opened: Any, *, alone: bool) -> None:
+        """Run the job and charge its phases. ``alone``: one token, which is not stopped on its way."""
+        phases, cell = self._phases, self._cells
+        phases.fill(0)
+        if alone:
             self._turnout.run(self._team, job, alone=True)
         else:
-            with heed.heeding(opened.should_stop, self._phases, cell.ASKED):
+            with heed.heeding(opened.should_stop, phases, cell.ASKED):
                 self._turnout.run(self._team, job, alone=False)
-        tick = self._team.system.tick_s
-        spent = zip(cell.PHASE_NAMES, self._phases.tolist(), strict=False)
-        opened.timer.charge({name: ticks * tick for name, ticks in spent if ticks})
-        if self._phases[cell.STOPPED]:
+        tick, ticks = self._team.system.tick_s, memoryview(phases).tolist()
+        opened.timer.charge({name: n * tick for name, n in zip(cell.PHASE_NAMES, ticks, strict=False) if n})
+        if ticks[cell.STOPPED]:
             raise opened.cancelled()
-        return logits[:, :n_vocab]
 
     def _room(self, n_new: int, where: Any) -> Tensor:
         """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory

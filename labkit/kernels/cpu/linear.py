@@ -32,7 +32,7 @@ def active() -> bool:
 
 def multiply(row: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., K) times the matrix that ``row`` describes (a row of ``plan.Plan.linears``): (..., N), in x's dtype."""
-    from labkit.kernels.cpu import matmul, plan, team
+    from labkit.kernels.cpu import matmul, plan, step, team
 
     squad = team.team(_here.n_threads)
     linear = np.asarray(row, np.int64)
@@ -44,7 +44,7 @@ def multiply(row: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     flat = flat.contiguous()
     out = torch.empty((len(flat), n_out + -n_out % 4), dtype=torch.float32)
     work = torch.empty(matmul.work_bytes(len(flat), n_in, squad.n_threads), dtype=torch.uint8)
-    job = np.zeros(12, np.int64)
+    job = np.zeros(step.N_CELLS, np.int64)
     job[team.FUNCTION] = team.compiled("matmul")
     job[[matmul.LINEAR_AT, matmul.X, matmul.X_STRIDE]] = linear.ctypes.data, flat.data_ptr(), flat.stride(0) * 4
     job[[matmul.OUT, matmul.OUT_STRIDE, matmul.N_TOKENS]] = out.data_ptr(), out.stride(0) * 4, len(flat)

@@ -32,7 +32,7 @@ from labkit.kernels.cpu.plan import (
 )
 from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.step import GIVE_WAY, N_THREADS, barrier
+from labkit.kernels.cpu.step import GIVE_WAY, N_CELLS, N_THREADS, barrier
 from labkit.kernels.cpu.tiles import ROWS, WORD
 from labkit.kernels.packed import TOKEN_BLOCK, TOKEN_LEVELS
 
@@ -61,7 +61,7 @@ def work_bytes(n_tokens, widest, n_threads):
 
 def matmul(rank, team, job):
     """One product: for one token decode's, which reads the weights once as they lie. Every thread calls it."""
-    cells = carray(array_at(job), (12,), np.int64)
+    cells = carray(array_at(job), (N_CELLS,), np.int64)
     n_threads, give_way_at = cells[N_THREADS], cells[GIVE_WAY]
     linear = carray(array_at(cells[LINEAR_AT]), (LINEAR,), np.int64)
     n_tokens, x, x_stride = cells[N_TOKENS], cells[X], cells[X_STRIDE]

@@ -67,9 +67,11 @@ from labkit.kernels.cpu.step import (
     LAYERS,
     LINEARS,
     LOGITS,
+    N_CELLS,
     N_LAYERS,
     N_NEW,
     N_PARTS,
+    N_PHASES,
     N_SIZES,
     N_THREADS,
     OWN,
@@ -111,7 +113,7 @@ def prefill(rank, team, job):
     with V made whole fours.
 
     The cell ASKED, which the caller may set at any time, is looked at before each layer."""
-    cells = carray(array_at(job), (12,), np.int64)
+    cells = carray(array_at(job), (N_CELLS,), np.int64)
     n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
     sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
     as_floats = carray(array_at(cells[SIZES]), (2 * N_SIZES,), np.float32)
@@ -127,7 +129,7 @@ def prefill(rank, team, job):
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
-    phases = carray(array_at(cells[PHASES]), (8,), np.int64)
+    phases = carray(array_at(cells[PHASES]), (N_PHASES,), np.int64)
     asked, stopped = cells[PHASES] + 8 * ASKED, cells[PHASES] + 8 * STOPPED
     row = 4 * ((sizes[WIDEST] + 255) // 64 * 64)
     whole = row * n_new

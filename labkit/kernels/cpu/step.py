@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from labkit.kernels.cpu import attention, blocks, entries, mixture
+from labkit.kernels.cpu import attention, blocks, entries, mixture, tokens
 from labkit.kernels.cpu.jit import entry, jit
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
@@ -59,8 +59,10 @@ LINE = 8
 """int64 cells in a cache line: counters that threads fight over lie apart."""
 SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 """Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
-FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES = range(12)
-"""Cells of a job."""
+FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES, TABLE, TOKEN = range(14)
+N_CELLS = 14
+"""Cells of a job. TABLE: the embedding that the token is looked up in (``tokens``); 0: X holds its row. TOKEN: address
+of the token, which the most likely next one replaces; 0: nobody asks for it."""
 N_SIZES = 15
 (
     N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, OWN, N_PARTS, HELD,
@@ -70,10 +72,10 @@ N_SIZES = 15
 attention. N_PARTS: what one token's attention is cut into, whoever takes
 the parts, so that the sums do not depend on how many threads took them. HELD: address of the cells that ``entries``
 reads; PIECES: of the memory for attention's parts, which the threads share; MIXTURE: for a token's experts."""
-T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE = range(5)
-ASKED, STOPPED = 6, 7
+PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache", "embed", "sample")
+T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE, T_EMBED, T_SAMPLE, ASKED, STOPPED = range(9)
+N_PHASES = 9
 """Further cells beside the phases: the caller wants a prompt to be left, and the team has left it."""
-PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache")
 SPINS = 2000
 """Looks at a flag before the core is offered to another thread."""
 
@@ -107,8 +109,9 @@ def room(widest, n_threads):
 
 
 def decode(rank, team, job):
-    """One token: job X holds its embedding (M,), LOGITS receives (V,). Every thread of the team calls it."""
-    cells = carray(array_at(job), (12,), np.int64)
+    """One token: job X holds its embedding (M,), or TABLE and TOKEN the token; LOGITS receives (V,). Every thread
+    of the team calls it."""
+    cells = carray(array_at(job), (N_CELLS,), np.int64)
     n_threads, give_way_at, clock = cells[N_THREADS], cells[GIVE_WAY], cells[CLOCK]
     sizes = carray(array_at(cells[SIZES]), (N_SIZES,), np.int64)
     numbers_of_step = carray(array_at(cells[SIZES]), (2 * N_SIZES,), np.float32)
@@ -116,12 +119,12 @@ def decode(rank, team, job):
     n_layers, m, n_parts, pieces = sizes[N_LAYERS], sizes[D_MODEL], sizes[N_PARTS], sizes[PIECES]
     layer_norm = sizes[LAYER_NORM] != 0
     held = carray(array_at(sizes[HELD]), (entries.N_HELD,), np.int64)
-    tokens = carray(array_at(held[entries.TOKENS]), (1, 2), np.int64)
-    position, slot = tokens[0, 0], tokens[0, 1]
+    place = carray(array_at(held[entries.TOKENS]), (1, 2), np.int64)
+    position, slot = place[0, 0], place[0, 1]
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
-    phases = carray(array_at(cells[PHASES]), (8,), np.int64)
+    phases = carray(array_at(cells[PHASES]), (N_PHASES,), np.int64)
     shared_cells, private_cells, _ = room(sizes[WIDEST], n_threads)
     padded = (sizes[WIDEST] + 255) // 64 * 64
     wide = 4 * padded
@@ -139,9 +142,14 @@ def decode(rank, team, job):
     x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
     # scratch takes two widths: int16 activations, sums and steps
     attended, scores = mine + 6 * wide, mine + 7 * wide
-    blocks.copy(cells[X], m, x)
-    stream = blocks.floats(x, m)
+    token = cells[TOKEN]
     at = ticks(clock)
+    if cells[TABLE] != 0:
+        tokens.look_up(cells[TABLE], carray(array_at(token), (1,), np.int64)[0], m, x)
+        at = charge(rank, phases, T_EMBED, clock, at)
+    else:
+        blocks.copy(cells[X], m, x)
+    stream = blocks.floats(x, m)
     for idx in range(n_layers):
         layer, lin = layers[idx], linears[PER_LAYER * idx : PER_LAYER * (idx + 1)]
         d, n_heads, n_kv = layer[D_HEAD], layer[N_HEADS], layer[N_KV]
@@ -248,8 +256,15 @@ def decode(rank, team, job):
         out = blocks.floats(cells[LOGITS], head[N_OUT])
         for i in range(first, end):
             out[i] = cap * np.float32(np.tanh(out[i] / cap))
+    at = charge(rank, phases, T_LM_HEAD, clock, at)
+    if token != 0:
+        tokens.largest(cells[LOGITS], first, end, scores)
     barrier(team, n_threads, give_way_at)
-    charge(rank, phases, T_LM_HEAD, clock, at)
+    if token == 0:
+        charge(rank, phases, T_LM_HEAD, clock, at)
+    elif rank == 0:
+        carray(array_at(token), (1,), np.int64)[0] = tokens.choose(scores, 4 * private_cells, n_threads)
+        charge(rank, phases, T_SAMPLE, clock, at)
 
 
 @jit

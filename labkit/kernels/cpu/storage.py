@@ -75,7 +75,8 @@ class _Cells:
         """n_new tokens of one sequence from position ``first`` on."""
         if n_new == 1:
             self._one[0, 0], self._one[0, 1] = first, slot
-            self._place(self._one, self._last_of_one, apart=apart)
+            if self._tokens is not self._one:
+                self._place(self._one, self._last_of_one, apart=apart)
             return
         tokens = np.empty((n_new, 2), np.int64)
         tokens[:, 0], tokens[:, 1] = np.arange(first, first + n_new), slot

@@ -30,6 +30,7 @@ from labkit.kernels.cpu.step import (
     GIVE_WAY,
     JOB,
     LINE,
+    N_CELLS,
     N_THREADS,
     PARKED,
     SEQUENCE,
@@ -49,7 +50,7 @@ EACH = 1024
 def run(rank, team):
     """This thread's part of the job that the team's block points to."""
     job = atomic_read(team + 8 * JOB)
-    cells = carray(array_at(job), (12,), np.int64)
+    cells = carray(array_at(job), (N_CELLS,), np.int64)
     call_job(cells[FUNCTION], rank, team, job)
 
 
@@ -94,7 +95,7 @@ def publish(team, job, n_threads):
 
 def meet(rank, team, job):
     """Every thread comes, and goes on looking for the next job."""
-    cells = carray(array_at(job), (12,), np.int64)
+    cells = carray(array_at(job), (N_CELLS,), np.int64)
     barrier(team, cells[N_THREADS], cells[GIVE_WAY])
 
 
@@ -153,7 +154,7 @@ class Team:
 
     def rouse(self) -> None:
         """Wake the threads that sleep: what a timed step needs that does not follow another one closely."""
-        job = np.zeros(12, np.int64)
+        job = np.zeros(N_CELLS, np.int64)
         job[FUNCTION] = compiled("meet")
         self.run(job)
 
