@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -82,6 +83,9 @@ def assemble(
 
 def _total(tensor: Tensor) -> Tensor:
     """The sum in float32: not finite when any value is not."""
+    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+        with np.errstate(all="ignore"):
+            return torch.tensor(tensor.numpy().sum())  # on one thread, all at once (see ``dequantize``)
     if tensor.device.type != "cpu" or tensor.numel() > _THREADED_VALUES:
         return tensor.sum(dtype=torch.float32)
     parts = tensor.view(-1).split(_SERIAL_VALUES)

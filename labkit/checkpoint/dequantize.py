@@ -18,9 +18,12 @@ from torch import Tensor
 
 from labkit.checkpoint.k_quants import K_QUANTS
 
-CHUNK_VALUES = 31 * 1024
-"""Values dequantised at once: the working set stays in the processor's cache, and just under torch's grain of
-32,768, below which it starts no threads. On a busy machine their barrier costs 50 times what they compute."""
+CHUNK_VALUES = 128 * 1024
+"""Values dequantised at once: few and long operations. Between two of them the compiling thread may take the
+interpreter's lock, and keep it for a while."""
+TORCH_CHUNK_VALUES = 31 * 1024
+"""The same where torch computes: just under its grain of 32,768, below which it starts no threads. On a busy machine
+their barrier costs 50 times what they compute."""
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -57,7 +60,8 @@ def dequantize(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtyp
     out = torch.empty(shape, dtype=dtype)
     values_a_block, bytes_a_block = next(sizes for name, *sizes in _LAYOUTS.values() if name == kind)
     blocks, flat = raw.view(-1, bytes_a_block), out.view(-1, values_a_block)
-    step = CHUNK_VALUES // values_a_block
+    by_torch = kind in K_QUANTS or dtype != torch.float32
+    step = (TORCH_CHUNK_VALUES if by_torch else CHUNK_VALUES) // values_a_block
     for start in range(0, len(blocks), step):
         _FORMULAS[kind](blocks[start : start + step], flat[start : start + step])
     return out
@@ -112,7 +116,7 @@ def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _in_numpy(formula: Callable[[np.ndarray, np.ndarray], None]) -> Callable[[Tensor, Tensor], None]:
-    """A formula in numpy, whose operations on a few thousand values cost half of torch's."""
+    """A formula in numpy, on one thread."""
 
     def dequantize(blocks: Tensor, out: Tensor) -> None:
         if out.dtype == torch.float32:
