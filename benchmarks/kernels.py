@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labkit.kernels import backends
-from labkit.kernels.cpu import linear, matmul, plan, step, team
+from labkit.kernels.cpu import cells, linear, machine_code, memory, plan, team
 from labkit.quant.rtn import Int4, to_int4, to_int8, to_w8a8
 
 SHAPES = ((49_152, 576), (1_536, 576), (576, 1_536))
@@ -46,21 +46,21 @@ def read_bandwidth(n_threads: int) -> Callable[[], float]:
 
 def multiplier(modules: list[nn.Module], n_tokens: int, n_threads: int) -> Callable[[], float]:
     """labkit's compiled product over all of ``modules``; returns weights a second."""
-    squad, address = team.team(n_threads), team.compiled("matmul")
+    squad, address = team.team(n_threads), machine_code.address("matmul")
     first = np.asarray(plan.describe(modules[0]), np.int64)
     n_out, n_in = int(first[plan.N_OUT]), int(first[plan.N_IN])
     x, out = torch.randn(n_tokens, n_in + -n_in % 64), torch.empty(n_tokens, n_out + -n_out % 4)
-    work = torch.empty(matmul.work_bytes(n_tokens, n_in, n_threads), dtype=torch.uint8)
+    work = torch.empty(memory.product_bytes(n_tokens, n_in, n_threads), dtype=torch.uint8)
     jobs: list[np.ndarray] = []
     kept: list[object] = [x, out, work]  # a job holds addresses only
     for module in modules:
         row = np.asarray(plan.describe(module), np.int64)
-        job = np.zeros(step.N_CELLS, np.int64)
-        job[team.FUNCTION], job[matmul.LINEAR_AT] = address, row.ctypes.data
-        job[[matmul.X, matmul.X_STRIDE, matmul.OUT, matmul.OUT_STRIDE]] = (
+        job = np.zeros(cells.N_CELLS, np.int64)
+        job[cells.FUNCTION], job[cells.LINEAR_AT] = address, row.ctypes.data
+        job[[cells.INPUT, cells.INPUT_STRIDE, cells.OUTPUT, cells.OUTPUT_STRIDE]] = (
             x.data_ptr(), 4 * x.stride(0), out.data_ptr(), 4 * out.stride(0),
         )  # fmt: skip
-        job[[matmul.N_TOKENS, matmul.WORK]] = n_tokens, (work.data_ptr() + 63) // 64 * 64
+        job[[cells.N_INPUTS, cells.SCRATCH]] = n_tokens, (work.data_ptr() + 63) // 64 * 64
         jobs.append(job)
         kept.append((module, row))
 

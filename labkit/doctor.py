@@ -127,7 +127,7 @@ def check_memory() -> Finding:
 
 
 def check_cache_folder() -> Finding:
-    from labkit.checkpoint.cache import cache_folder
+    from labkit.resources import cache_folder
 
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())

@@ -1,10 +1,22 @@
-"""Where labkit's data files lie: prompts, tables, recorded runs, small trained weights."""
+"""Where labkit's files lie: its data (prompts, tables, recorded runs), and what it keeps on a user's machine."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+CACHE_VARIABLE = "LABKIT_CACHE"
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for labkit, or what the environment variable LABKIT_CACHE says."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("labkit"))
 
 
 def data_path(*parts: str) -> Path:

@@ -11,20 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
-CACHE_VARIABLE = "LABKIT_CACHE"
+from labkit.resources import CACHE_VARIABLE
+
 OFFLINE_VARIABLE = "LABKIT_OFFLINE"
 _SCRATCH_PREFIX = "unfinished-"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for labkit, or what the environment variable LABKIT_CACHE says."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("labkit"))
 
 
 def is_offline() -> bool:

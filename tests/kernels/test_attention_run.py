@@ -7,7 +7,7 @@ import pytest
 import torch
 from numba import njit
 
-from labkit.kernels.cpu import attention_panels, attention_run, plan, rowwise
+from labkit.kernels.cpu import attention_panels, attention_run, memory, plan, rowwise
 
 
 @njit
@@ -30,8 +30,8 @@ def attend(q, k, v, *, integers, softcap=0.0, window=0, n_sinks=0, n_threads=2):
     layer[[plan.K_CACHE, plan.V_CACHE]] = k.data_ptr(), v.data_ptr()
     layer[plan.HEAD_STRIDE] = k.stride(0) * k.itemsize
     numbers = np.array([d**-0.5, softcap], np.float32)
-    own = torch.full((int(attention_run.own_floats(d, n_heads // n_kv)),), float("nan"))
-    n_bytes = int(attention_panels.all_bytes(n_keys, n_kv, d))
+    own = torch.full((int(memory.own_floats(d, n_heads // n_kv)),), float("nan"))
+    n_bytes = int(memory.all_bytes(n_keys, n_kv, d))
     panels, out = torch.full((n_bytes // 4 + 32,), float("nan")), torch.zeros_like(q)
     whole_lines = (panels.data_ptr() + 63) // 64 * 64
     run(n_threads, layer, numbers, q.data_ptr(), n_tokens, n_keys - n_tokens, integers, own.data_ptr(), whole_lines,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from numba import njit
 
-from labkit.kernels.cpu.jit import MARKER, entry, forget_stale, jit
+from labkit.kernels.cpu import memory
+from labkit.kernels.cpu.jit import MARKER, forget_stale, jit
 
 
 def test_a_constant_argument_makes_no_version_of_its_own():
@@ -22,13 +24,15 @@ def test_a_constant_argument_makes_no_version_of_its_own():
     assert len(add.signatures) == 1
 
 
-def test_an_entry_can_be_called_from_python():
-    double = entry(_double)
-    assert double(4) == 8
+def test_sizes_of_memory_are_the_same_in_compiled_code():
+    @njit
+    def compiled(d, n_shared, n_threads):
+        return memory.own_floats(d, n_shared), memory.product_bytes(n_threads, d, n_threads), memory.room(d, n_threads)
 
-
-def _double(x):
-    return 2 * x
+    for sizes in ((64, 3, 2), (8, 1, 1), (80, 200, 7)):
+        d, n_shared, n_threads = sizes
+        plain = memory.own_floats(d, n_shared), memory.product_bytes(n_threads, d, n_threads), memory.room(d, n_threads)
+        assert compiled(*sizes) == plain
 
 
 def test_what_was_compiled_from_other_sources_is_forgotten(tmp_path):
@@ -55,3 +59,14 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", refuse)
     assert not forget_stale(tmp_path, tmp_path)
+
+
+def test_numba_itself_is_imported_before_its_parts():
+    """A thread that asks for a part while another one imports numba would not wait for it, and fail."""
+    folder = Path(jit.__globals__["__file__"]).parent
+    first = {
+        path.name: re.findall(r"^(?:from|import) (numba\S*)", path.read_text(), re.M)[:1]
+        for path in folder.glob("*.py")
+    }
+    assert {name: found for name, found in first.items() if found not in ([], ["numba"])} == {}
+    assert first["simd.py"] == first["stored.py"] == ["numba"]

@@ -65,7 +65,7 @@ def test_a_tile_of_pairs_is_exact(monkeypatch, portable, n):
     def run(panel, x, x_stride, grid, bias, steps, out, fresh):
         tiles.pairs_6(panel, x, x_stride, n // 2, grid, bias, steps, out, 64, fresh)
 
-    rng, top = np.random.default_rng(n), int(attention_panels.levels(n))
+    rng, top = np.random.default_rng(n), int(attention_panels.levels.py_func(n))
     w, q = rng.integers(-top, top + 1, (16, n)), rng.integers(-(2**LEVELS), 2**LEVELS + 1, (6, n))
     w[0], w[1], q[0] = top, -top, 2**LEVELS
     grid, bias, steps = rng.random(16, np.float32), rng.random(16, np.float32) * 1e8, rng.random(6, np.float32)

@@ -17,6 +17,7 @@ import numpy as np
 from labkit.kernels.cpu import dots, rowwise
 from labkit.kernels.cpu.blocks import fill, floats
 from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import TILE
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -35,8 +36,6 @@ from labkit.kernels.cpu.plan import (
     WINDOW,
 )
 
-TILE = 128
-"""Keys whose scores are held at once."""
 LOWEST = np.float32(-1e30)
 
 

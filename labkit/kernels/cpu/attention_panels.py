@@ -28,7 +28,8 @@ from numba import carray
 
 from labkit.kernels.cpu import panels, rounding, rowwise
 from labkit.kernels.cpu.blocks import copy, fill, floats
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import ROWS, TILE, WORD, tile_bytes, whole
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -42,34 +43,13 @@ from labkit.kernels.cpu.plan import (
     WINDOW,
 )
 from labkit.kernels.cpu.rowwise import LEVELS, array_at
-from labkit.kernels.cpu.tiles import ROWS, WORD
 
-TILE = 128
-"""Keys that meet all of an item's rows before the next."""
 LEAST, LEAST_VALUE = np.float32(1e-30), np.float32(1e-10)
 """What the largest number of a key, or of a value, counts as at least. A value's step divides a weight that vectors
 cut off at 2^-126: that of a key that nobody sees must come to nothing all the same."""
 
 
-@entry
-def whole(d):
-    """A head's width in whole panels."""
-    return (d + ROWS - 1) // ROWS * ROWS
-
-
-@entry
-def tile_bytes(d):
-    """Memory of a tile of one group, in float32; in int16 it takes half, and the steps."""
-    return 4 * TILE * (d + whole(d))
-
-
-@entry
-def all_bytes(n_keys, n_kv, d):
-    """Memory of a layer's tiles."""
-    return -(-n_keys // TILE) * n_kv * tile_bytes(d)
-
-
-@entry
+@jit
 def levels(n):
     """Steps from zero to the largest number where ``n`` products with 2^LEVELS at most are summed up in an int32."""
     return np.float32(2 ** (31 - LEVELS) // n - 1)
@@ -86,12 +66,6 @@ def unseen(layer, key, n, n_past):
     """Whether none of the keys [key, key + n) is seen by the token at ``n_past``, nor by any after it."""
     window = layer[WINDOW]
     return window != 0 and key + n <= n_past + 1 - window and key >= layer[N_SINKS]
-
-
-@entry
-def own_floats(d):
-    """float32 numbers of a thread's own memory: sixteen keys, rounded, and two of them or of the values, widened."""
-    return (ROWS + 2) * whole(d) + 64
 
 
 @jit

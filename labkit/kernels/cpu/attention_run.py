@@ -16,30 +16,14 @@ import numpy as np
 
 from labkit.kernels.cpu import rowwise, tiles
 from labkit.kernels.cpu.attention import LOWEST
-from labkit.kernels.cpu.attention_panels import TILE, round_row, tile_at, unseen, whole
-from labkit.kernels.cpu.attention_panels import own_floats as panels_floats
+from labkit.kernels.cpu.attention_panels import round_row, tile_at, unseen
 from labkit.kernels.cpu.blocks import fill, floats
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import BAND, MOST_ROWS, ROWS, STEP, TILE, WORD, whole
 from labkit.kernels.cpu.plan import D_HEAD, N_HEADS, N_KV, N_SINKS, SCALE, SOFTCAP, WINDOW
 from labkit.kernels.cpu.rowwise import LEVELS
-from labkit.kernels.cpu.tiles import ROWS, WORD
 
-MOST_ROWS = 96
-"""Rows of an item (one token's heads may be more)."""
-STEP = 6
-"""Rows that a register tile takes: items are padded to whole tiles."""
-BAND = 24
-"""Rows that pass a panel one after the other, as it lies in the first-level cache."""
 ITEMS_A_THREAD = 4
-
-
-@entry
-def own_floats(d, n_shared):
-    """float32 numbers of a thread's own memory, where ``n_shared`` query heads share a key head: queries with their
-    steps, outputs, maxima and sums of an item's rows; one register tile's scores and weights; one token's queries."""
-    n_rows = max(MOST_ROWS, n_shared) + STEP
-    mine = n_rows * (2 * whole(d) + 3) + (2 * TILE + 1) * BAND + 2 * ROWS + 64
-    return max(mine, panels_floats(d))
 
 
 @jit

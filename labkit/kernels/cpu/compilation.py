@@ -44,9 +44,9 @@ class Compilation:
     def _work(self) -> None:
         began = time.perf_counter()
         try:
-            from labkit.kernels.cpu.team import compile_all
+            from labkit.kernels.cpu import machine_code
 
-            compile_all()
+            machine_code.load()
             self.seconds = time.perf_counter() - began
             self.state = "ready"
         except Exception as error:  # noqa: BLE001 - whatever the compiler says is shown, and the reference serves on

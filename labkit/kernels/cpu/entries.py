@@ -7,7 +7,7 @@
     gather      one token's pieces put together
 
 A layer whose SPEC is 0 keeps rows beside each other (one run of memory a sequence, or a ring): ``attention``. The
-others keep blocks behind a table, in whatever form (``stored``). ``held`` is what they share, see ``storage``.
+others keep blocks behind a table, in whatever form (``stored``). ``held`` is what they share, see ``cells``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from numba import carray
 from labkit.kernels.cpu import attention, stored
 from labkit.kernels.cpu import stored_spec as cells
 from labkit.kernels.cpu.blocks import copy
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu.cells import BLOCK_TABLE, N_BLOCKS, N_TABLES, STRETCH, TOKENS
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import cut, workspace_size
 from labkit.kernels.cpu.plan import (
     BF16,
     CACHE_FORMAT,
@@ -36,14 +38,6 @@ from labkit.kernels.cpu.plan import (
     V_CACHE,
 )
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.stored_simd import MAX_ROWS
-from labkit.kernels.cpu.stretch import BF16 as BF16_STORED
-
-TOKENS, LASTS, N_LASTS, APART, TABLE, N_TABLES, N_BLOCKS, STRETCH = range(8)
-"""Cells of ``held``. TOKENS: address of (T, 2) int64, each token's position and slot (the sequence's place, or its row
-of the block table). LASTS: address of the N_LASTS tokens whose logits are wanted. APART: the tokens are not one run of
-one sequence. TABLE: address of the (N_TABLES, N_BLOCKS) int32 block table; STRETCH: ``stretch.address()``."""
-N_HELD = 8
 
 
 @jit
@@ -72,27 +66,20 @@ def write(layer, held, k, v, position, slot):
     spec = carray(array_at(layer[SPEC]), (cells.N_SPEC,), np.int64)
     ring = spec[cells.RECENT_TOKENS]
     if ring != 0:
-        row, bf16 = position % ring, spec[cells.RECENT_KIND] == BF16_STORED
+        row, bf16 = position % ring, spec[cells.RECENT_KIND] == cells.BF16
         k_at = spec[cells.RECENT_K] + slot * spec[cells.RECENT_K_SEQ] + row * spec[cells.RECENT_K_ROW]
         v_at = spec[cells.RECENT_V] + slot * spec[cells.RECENT_V_SEQ] + row * spec[cells.RECENT_V_ROW]
         k_group, v_group = spec[cells.RECENT_K_GROUP], spec[cells.RECENT_V_GROUP]
     else:
-        table = carray(array_at(held[TABLE]), (held[N_TABLES], held[N_BLOCKS]), np.int32)
+        table = carray(array_at(held[BLOCK_TABLE]), (held[N_TABLES], held[N_BLOCKS]), np.int32)
         size = spec[cells.BLOCK]
-        block, row, bf16 = np.int64(table[slot, position // size]), position % size, spec[cells.KIND] == BF16_STORED
+        block, row, bf16 = np.int64(table[slot, position // size]), position % size, spec[cells.KIND] == cells.BF16
         k_at = spec[cells.K] + block * spec[cells.K_BLOCK] + row * spec[cells.K_ROW]
         v_at = spec[cells.V] + block * spec[cells.V_BLOCK] + row * spec[cells.V_ROW]
         k_group, v_group = spec[cells.K_GROUP], spec[cells.V_GROUP]
     for g in range(n_kv):
         put(bf16, k + 4 * d * g, d, k_at + g * k_group)
         put(bf16, v + 4 * d * g, d, v_at + g * v_group)
-
-
-@entry
-def cut(layer, n_tokens, n_parts):
-    """How the tokens' attention over blocks is cut: (stretches of keys, passes over a group's heads)."""
-    n_passes = -(-(layer[N_HEADS] // layer[N_KV]) // MAX_ROWS)
-    return max(1, -(-2 * n_parts // (n_tokens * layer[N_KV] * n_passes))) if n_parts > 1 else 1, n_passes
 
 
 @jit
@@ -112,10 +99,10 @@ def attend(rank, n_threads, layer, numbers, held, q, q_row, n_tokens, n_parts, p
         return
     n_splits, n_passes = cut(layer, n_tokens, n_parts)
     spec = carray(array_at(layer[SPEC]), (cells.N_SPEC,), np.int64)
-    tables = carray(array_at(held[TABLE]), (held[N_TABLES], held[N_BLOCKS]), np.int32)
+    tables = carray(array_at(held[BLOCK_TABLE]), (held[N_TABLES], held[N_BLOCKS]), np.int32)
     rows = carray(array_at(layer[ROWS]), (n_tokens, 4), np.int64)
     n_tasks = n_tokens * layer[N_KV] * n_passes * n_splits
-    states = carray(array_at(pieces), (n_tasks, stored.workspace_size(spec)), np.float32)
+    states = carray(array_at(pieces), (n_tasks, workspace_size(spec)), np.float32)
     for task in range(rank, n_tasks, n_threads):
         stored.take(
             task, n_splits, n_passes, held[STRETCH], spec, tables, rows, q, q_row, layer[N_HEADS], layer[N_SINKS],
@@ -134,19 +121,5 @@ def gather(layer, t, n_tokens, n_parts, pieces, out):
     n_splits, n_passes = cut(layer, n_tokens, n_parts)
     spec = carray(array_at(layer[SPEC]), (cells.N_SPEC,), np.int64)
     n_tasks = n_tokens * layer[N_KV] * n_passes * n_splits
-    states = carray(array_at(pieces), (n_tasks, stored.workspace_size(spec)), np.float32)
+    states = carray(array_at(pieces), (n_tasks, workspace_size(spec)), np.float32)
     stored.merge(t, n_splits, n_passes, layer[N_KV], n_heads, d, states, out)
-
-
-def piece_floats(layers: np.ndarray, n_tokens: int, n_parts: int) -> int:
-    """float32 numbers that the pieces of ``n_tokens`` take, the most of any of ``layers``."""
-    most = 0
-    for layer in layers:
-        if layer[SPEC] == 0:
-            n = n_tokens * n_parts * int(layer[N_HEADS] * (layer[D_HEAD] + 2))
-        else:
-            spec = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_int64 * cells.N_SPEC).from_address(int(layer[SPEC])))
-            n_splits, n_passes = cut(layer, n_tokens, n_parts)
-            n = n_tokens * int(layer[N_KV]) * n_passes * n_splits * int(stored.workspace_size(spec))
-        most = max(most, n)
-    return most

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.kernels.cpu import heed, lookup, plan, storage
+from labkit.kernels.cpu import cells, choice, heed, lookup, machine_code, memory, plan, storage, team
 
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """Tokens of a prompt that go through the model together: weights are read once for all of them."""
@@ -49,16 +49,13 @@ class FusedStep:
     computed_by = "fused"
 
     def __init__(self, transformer: Any, cache: Any, n_threads: int, made: plan.Plan | None = None) -> None:
-        from labkit.kernels.cpu import choice, entries, step, team
-
         if made is None:
             made, reason = find(transformer, cache)
             if made is None or reason:
                 raise ValueError(f"the compiled step cannot serve here: {reason}")
         self.transformer, self.cache = transformer, cache
         self._prompt_by_torch = choice.torch_is_faster(transformer, n_threads)
-        self._cells, self._entries = step, entries
-        self._decode, self._prefill = team.compiled("decode"), team.compiled("prefill")
+        self._decode, self._prefill = machine_code.address("decode"), machine_code.address("prefill")
         self._plan = made
         self._team = team.team(n_threads)
         self._turnout = made.turnout
@@ -66,22 +63,22 @@ class FusedStep:
         self._rotary: list[tuple[Tensor, Tensor]] = []
         self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
         self._table = lookup.Table(transformer)
-        _, _, n_cells = step.room(made.widest, self._team.n_threads)
+        _, _, n_cells = memory.room(made.widest, self._team.n_threads)
         self._work = torch.zeros(n_cells + 16, dtype=torch.float32)
         self._pieces, self._piece_cells = torch.empty(0), {}
-        self._phases = np.zeros(step.N_PHASES, np.int64)
-        self._sizes = np.zeros(step.N_SIZES, np.int64)
+        self._phases = np.zeros(cells.N_PHASES, np.int64)
+        self._sizes = np.zeros(cells.N_SIZES, np.int64)
         s = self._sizes
-        s[[step.N_LAYERS, step.D_MODEL]] = len(made.layers), made.d_model
-        s[[step.LAYER_NORM, step.FINAL_W, step.FINAL_B]] = made.layer_norm, *made.final_norm
-        s[[step.WIDEST, step.OWN, step.N_PARTS]] = made.widest, made.attention_floats, self._team.n_threads
-        s.view(np.float32)[[2 * step.EPS_BITS, 2 * step.CAP_BITS]] = made.eps, made.logit_softcap
+        s[[cells.N_LAYERS, cells.D_MODEL]] = len(made.layers), made.d_model
+        s[[cells.LAYER_NORM, cells.FINAL_W, cells.FINAL_B]] = made.layer_norm, *made.final_norm
+        s[[cells.WIDEST, cells.OWN, cells.N_PARTS]] = made.widest, made.attention_floats, self._team.n_threads
+        s.view(np.float32)[[2 * cells.EPS_BITS, 2 * cells.CAP_BITS]] = made.eps, made.logit_softcap
         self._mixture = torch.empty(made.mixture_floats + 16)
-        s[step.MIXTURE] = (self._mixture.data_ptr() + 63) // 64 * 64
-        self._job = np.zeros(step.N_CELLS, np.int64)
+        s[cells.MIXTURE] = (self._mixture.data_ptr() + 63) // 64 * 64
+        self._job = np.zeros(cells.N_CELLS, np.int64)
         job = self._job
-        job[[step.LINEARS, step.FLOATS]] = made.linears.ctypes.data, made.floats.ctypes.data
-        job[[step.SIZES, step.PHASES]] = s.ctypes.data, self._phases.ctypes.data
+        job[[cells.LINEARS, cells.FLOATS]] = made.linears.ctypes.data, made.floats.ctypes.data
+        job[[cells.SIZES, cells.PHASES]] = s.ctypes.data, self._phases.ctypes.data
         self._token = np.zeros(1, np.int64)
         self._choosing: np.ndarray | None = None
 
@@ -139,10 +136,10 @@ class FusedStep:
             where = self._storage(storage.InPlace, opened)
             where.open(0, 1)
             job = self._choosing_job(where)
-            if not job[self._cells.TABLE]:
+            if not job[cells.TABLE]:
                 with timer("embed"):
                     row = self._table.rows(np.array([token_id]), opened)
-                job[self._cells.X] = row.ctypes.data
+                job[cells.X] = row.ctypes.data
             self._token[0] = token_id
             self._launch(job, opened, alone=True)
             self.cache.commit()
@@ -152,17 +149,18 @@ class FusedStep:
     def _choosing_job(self, where: Any) -> np.ndarray:
         """The job of a step that chooses the next token: made once a run, since it has one storage."""
         if self._choosing is None:
-            job, cell = self._job.copy(), self._cells
+            job = self._job.copy()
             n_vocab = self._plan.vocab_size
             self._own_logits = torch.empty(n_vocab + -n_vocab % 4, dtype=torch.float32)
             self._own_table, self._own_sizes = self._table.cells(), self._sizes.copy()
-            job[[cell.FUNCTION, cell.LAYERS, cell.LOGITS]] = self._decode, where.layers_at, self._own_logits.data_ptr()
-            job[[cell.SIZES, cell.TOKEN]] = self._own_sizes.ctypes.data, self._token.ctypes.data
-            job[cell.TABLE] = 0 if self._own_table is None else self._own_table.ctypes.data
-            job[cell.WORK] = (self._work.data_ptr() + 63) // 64 * 64
-            self._own_pieces = torch.empty(self._entries.piece_floats(where.layers, 1, self._team.n_threads) + 16)
-            self._own_sizes[[cell.N_NEW, cell.WANTED, cell.HELD]] = 1, True, where.held_at
-            self._own_sizes[cell.PIECES] = (self._own_pieces.data_ptr() + 63) // 64 * 64
+            job[[cells.FUNCTION, cells.LAYERS]] = self._decode, where.layers_at
+            job[cells.LOGITS] = self._own_logits.data_ptr()
+            job[[cells.SIZES, cells.TOKEN]] = self._own_sizes.ctypes.data, self._token.ctypes.data
+            job[cells.TABLE] = 0 if self._own_table is None else self._own_table.ctypes.data
+            job[cells.WORK] = (self._work.data_ptr() + 63) // 64 * 64
+            self._own_pieces = torch.empty(memory.piece_floats(where.layers, 1, self._team.n_threads) + 16)
+            self._own_sizes[[cells.N_NEW, cells.WANTED, cells.HELD]] = 1, True, where.held_at
+            self._own_sizes[cells.PIECES] = (self._own_pieces.data_ptr() + 63) // 64 * 64
             self._choosing = job
         return self._choosing
 
@@ -191,44 +189,42 @@ class FusedStep:
         (n_sequences, V) float32, when ``wanted``."""
         n_new, n_vocab = len(x), self._plan.vocab_size
         where.open(first, n_new)
-        job, sizes, cell = self._job, self._sizes, self._cells
-        n_lasts = int(where.held[self._entries.N_LASTS])
+        job, sizes = self._job, self._sizes
+        n_lasts = int(where.held[cells.N_LASTS])
         logits = torch.empty((n_lasts, n_vocab + -n_vocab % 4), dtype=torch.float32)
-        job[cell.LAYERS], job[cell.X], job[cell.LOGITS] = where.layers_at, x.ctypes.data, logits.data_ptr()
-        sizes[cell.N_NEW], sizes[cell.WANTED], sizes[cell.HELD] = n_new, wanted, where.held_at
-        if n_new == 1 or where.held[self._entries.APART]:
-            sizes[cell.PIECES] = self._room_for_pieces(where, n_new)
-        job[cell.FUNCTION] = self._decode if n_new == 1 else self._prefill
+        job[cells.LAYERS], job[cells.X], job[cells.LOGITS] = where.layers_at, x.ctypes.data, logits.data_ptr()
+        sizes[cells.N_NEW], sizes[cells.WANTED], sizes[cells.HELD] = n_new, wanted, where.held_at
+        if n_new == 1 or where.held[cells.APART]:
+            sizes[cells.PIECES] = self._room_for_pieces(where, n_new)
+        job[cells.FUNCTION] = self._decode if n_new == 1 else self._prefill
         work = self._room(n_new, where)
-        job[cell.WORK] = (work.data_ptr() + 63) // 64 * 64
+        job[cells.WORK] = (work.data_ptr() + 63) // 64 * 64
         self._launch(job, opened, alone=n_new == 1)
         return logits[:, :n_vocab]
 
     def _launch(self, job: np.ndarray, opened: Any, *, alone: bool) -> None:
         """Run the job and charge its phases. ``alone``: one token, which is not stopped on its way."""
-        phases, cell = self._phases, self._cells
+        phases = self._phases
         phases.fill(0)
         if alone:
             self._turnout.run(self._team, job, alone=True)
         else:
-            with heed.heeding(opened.should_stop, phases, cell.ASKED):
+            with heed.heeding(opened.should_stop, phases, cells.ASKED):
                 self._turnout.run(self._team, job, alone=False)
         tick, ticks = self._team.system.tick_s, memoryview(phases).tolist()
-        opened.timer.charge({name: n * tick for name, n in zip(cell.PHASE_NAMES, ticks, strict=False) if n})
-        if ticks[cell.STOPPED]:
+        opened.timer.charge({name: n * tick for name, n in zip(cells.PHASE_NAMES, ticks, strict=False) if n})
+        if ticks[cells.STOPPED]:
             raise opened.cancelled()
 
     def _room(self, n_new: int, where: Any) -> Tensor:
         """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory
         that was touched before costs nothing. Inputs that do not fill whole blocks count on zeros behind them."""
-        from labkit.kernels.cpu import prefill
-
-        n_threads, sizes, cell = self._team.n_threads, self._sizes, self._cells
+        n_threads, sizes = self._team.n_threads, self._sizes
         if n_new == 1:
             return self._work
-        n_keys = 0 if where.held[self._entries.APART] else self.cache.segments[0].n_total
+        n_keys = 0 if where.held[cells.APART] else self.cache.segments[0].n_total
         panels = self._plan.panel_bytes(n_keys)
-        n_bytes = prefill.work_bytes(n_new, int(sizes[cell.WIDEST]), int(sizes[cell.OWN]), panels, n_threads)
+        n_bytes = memory.step_bytes(n_new, int(sizes[cells.WIDEST]), int(sizes[cells.OWN]), panels, n_threads)
         n_cells, spare = n_bytes // 4 + 32, self._plan.spare
         if spare is None or spare.numel() < n_cells or not self._plan.fills_blocks:
             spare = self._plan.spare = torch.zeros(n_cells, dtype=torch.float32)
@@ -238,7 +234,7 @@ class FusedStep:
         """The address of memory for this many tokens' attention in pieces."""
         key = where, n_tokens
         if key not in self._piece_cells:
-            self._piece_cells[key] = self._entries.piece_floats(where.layers, n_tokens, self._team.n_threads) + 16
+            self._piece_cells[key] = memory.piece_floats(where.layers, n_tokens, self._team.n_threads) + 16
         if self._pieces.numel() < self._piece_cells[key]:
             self._pieces = torch.empty(self._piece_cells[key])
         return (self._pieces.data_ptr() + 63) // 64 * 64

@@ -1,21 +1,22 @@
 """numba's ``njit`` as the compiled step wants it: without the interpreter's lock, and no more compiled than is called.
 
-    @jit      a part of a compiled step, called by compiled functions alone
-    @entry    called from Python too, and kept on disk for itself
-
 Left alone, numba compiles a function anew for each constant that it is called with (and all that it calls), makes
 machine code of every part on its own, and wraps each for Python: half of the time that a machine's first run waits for.
+How much memory the parts need (``memory``) is plain Python, which compiled code may call too.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit, types
 from numba.core.caching import FunctionCache
+from numba.extending import register_jitable
+
+from labkit.kernels.cpu import memory
+from labkit.kernels.cpu.machine_code import digest
 
 _ALL = {"nogil": True, "error_model": "numpy"}
 MARKER = "labkit-compiled-from"
@@ -25,16 +26,15 @@ MARKER = "labkit-compiled-from"
 def forget_stale(sources: Path, kept: Path) -> bool:
     """Remove what was compiled from other sources than those below a folder; whether there was any. numba looks at the
     one file that a function stands in, not at those whose functions it calls: after an update it would run old ones."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources.rglob("*.py")))).hexdigest()
-    marker = kept / MARKER
+    now, marker = digest(sources), kept / MARKER
     try:
-        if marker.exists() and marker.read_text() == digest:
+        if marker.exists() and marker.read_text() == now:
             return False
         stale = [path for pattern in ("*.nbi", "*.nbc") for path in kept.glob(pattern)]
         for path in stale:
             path.unlink()
         kept.mkdir(parents=True, exist_ok=True)
-        marker.write_text(digest)
+        marker.write_text(now)
     except OSError:  # somebody else's folder: numba does not write there either
         return False
     return bool(stale)
@@ -48,12 +48,11 @@ def jit(function: Callable[..., Any]) -> Any:
     return _plain(njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_ALL)(function))
 
 
-def entry(function: Callable[..., Any]) -> Any:
-    """The same, callable from Python."""
-    return _plain(njit(cache=True, no_cfunc_wrapper=True, **_ALL)(function))
-
-
 def _plain(made: Any) -> Any:
     template = made.get_call_template
     made.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
     return made
+
+
+for size in memory.IN_COMPILED_CODE:
+    register_jitable(**_ALL)(size)

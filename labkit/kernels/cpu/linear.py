@@ -32,7 +32,7 @@ def active() -> bool:
 
 def multiply(row: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., K) times the matrix that ``row`` describes (a row of ``plan.Plan.linears``): (..., N), in x's dtype."""
-    from labkit.kernels.cpu import matmul, plan, step, team
+    from labkit.kernels.cpu import cells, machine_code, memory, plan, team
 
     squad = team.team(_here.n_threads)
     linear = np.asarray(row, np.int64)
@@ -43,12 +43,12 @@ def multiply(row: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         flat = torch.nn.functional.pad(flat, (0, padded - n_in))
     flat = flat.contiguous()
     out = torch.empty((len(flat), n_out + -n_out % 4), dtype=torch.float32)
-    work = torch.empty(matmul.work_bytes(len(flat), n_in, squad.n_threads), dtype=torch.uint8)
-    job = np.zeros(step.N_CELLS, np.int64)
-    job[team.FUNCTION] = team.compiled("matmul")
-    job[[matmul.LINEAR_AT, matmul.X, matmul.X_STRIDE]] = linear.ctypes.data, flat.data_ptr(), flat.stride(0) * 4
-    job[[matmul.OUT, matmul.OUT_STRIDE, matmul.N_TOKENS]] = out.data_ptr(), out.stride(0) * 4, len(flat)
-    job[matmul.WORK] = (work.data_ptr() + 63) // 64 * 64
+    work = torch.empty(memory.product_bytes(len(flat), n_in, squad.n_threads), dtype=torch.uint8)
+    job = np.zeros(cells.N_CELLS, np.int64)
+    job[cells.FUNCTION] = machine_code.address("matmul")
+    job[[cells.LINEAR_AT, cells.INPUT, cells.INPUT_STRIDE]] = linear.ctypes.data, flat.data_ptr(), flat.stride(0) * 4
+    job[[cells.OUTPUT, cells.OUTPUT_STRIDE, cells.N_INPUTS]] = out.data_ptr(), out.stride(0) * 4, len(flat)
+    job[cells.SCRATCH] = (work.data_ptr() + 63) // 64 * 64
     squad.run(job)
     y = out[:, :n_out]
     if bias is not None:

@@ -13,7 +13,20 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.cpu import blocks, panels, rounding, tiles
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu.cells import (
+    GIVE_WAY,
+    INPUT,
+    INPUT_STRIDE,
+    LINEAR_AT,
+    N_CELLS,
+    N_INPUTS,
+    N_THREADS,
+    OUTPUT,
+    OUTPUT_STRIDE,
+    SCRATCH,
+)
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import PANEL_BYTES, ROWS, WORD, own_bytes
 from labkit.kernels.cpu.plan import (
     BF16,
     BIAS,
@@ -32,31 +45,13 @@ from labkit.kernels.cpu.plan import (
 )
 from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.step import GIVE_WAY, N_CELLS, N_THREADS, barrier
-from labkit.kernels.cpu.tiles import ROWS, WORD
+from labkit.kernels.cpu.step import barrier
 from labkit.kernels.packed import TOKEN_BLOCK, TOKEN_LEVELS
 
-LINEAR_AT, X, X_STRIDE, OUT, OUT_STRIDE, N_TOKENS, WORK = range(4, 11)
-"""Cells of a product's job; the first four are the team's. Strides in bytes."""
-PANEL_BYTES = 18 * 1024
-"""What a panel takes at most; the tokens' numbers that pass it lie in the first-level cache beside it."""
 PIECES_A_THREAD = 4
 """Into how many pieces a product is cut at least, for each thread: by rows, and by tokens where rows are few."""
 FEWEST_TOKENS = 24
 """Fewer tokens are not worth a panel."""
-
-
-@entry
-def own_bytes(n_tokens, padded):
-    """A thread's own memory: a panel, its blocks' scales, the last panel's output; or decode's activations."""
-    return max(PANEL_BYTES + padded // 32 * WORD + WORD * n_tokens, 16 * padded) + 256
-
-
-@entry
-def work_bytes(n_tokens, widest, n_threads):
-    """Memory of the products: rounded tokens with their steps and starts, and each thread's own."""
-    padded = (widest + 63) // 64 * 64
-    return n_tokens * (2 * padded + padded // 16 + 4) + 64 + n_threads * own_bytes(n_tokens, padded) + 256
 
 
 def matmul(rank, team, job):
@@ -64,18 +59,18 @@ def matmul(rank, team, job):
     cells = carray(array_at(job), (N_CELLS,), np.int64)
     n_threads, give_way_at = cells[N_THREADS], cells[GIVE_WAY]
     linear = carray(array_at(cells[LINEAR_AT]), (LINEAR,), np.int64)
-    n_tokens, x, x_stride = cells[N_TOKENS], cells[X], cells[X_STRIDE]
+    n_tokens, x, x_stride = cells[N_INPUTS], cells[INPUT], cells[INPUT_STRIDE]
     if n_tokens == 1:
         padded = (linear[N_IN] + 63) // 64 * 64
-        scratch = cells[WORK] + rank * own_bytes(1, padded)
+        scratch = cells[SCRATCH] + rank * own_bytes(1, padded)
         prepare(linear, x, scratch)
         first, end = share(linear[N_OUT], 4, rank, n_threads)
-        product(linear, x, scratch, cells[OUT], first, end)
+        product(linear, x, scratch, cells[OUTPUT], first, end)
         barrier(team, n_threads, give_way_at)
         return
-    round_tokens(linear, x, x_stride, n_tokens, cells[WORK], rank, n_threads)
+    round_tokens(linear, x, x_stride, n_tokens, cells[SCRATCH], rank, n_threads)
     barrier(team, n_threads, give_way_at)
-    multiply(linear, x, x_stride, n_tokens, cells[OUT], cells[OUT_STRIDE], cells[WORK], rank, n_threads)
+    multiply(linear, x, x_stride, n_tokens, cells[OUTPUT], cells[OUTPUT_STRIDE], cells[SCRATCH], rank, n_threads)
     barrier(team, n_threads, give_way_at)
 
 

@@ -18,28 +18,17 @@ from numba import carray
 
 from labkit.kernels.cpu import blocks
 from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.cells import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, FIRST_EXPERT, ROUTER, SHARED_GATE
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.plan import ACTIVATION, D_EXPERT, EXPERTS, LINEAR, N_ACTIVE, N_EXPERTS, RENORMALIZE, W
 from labkit.kernels.cpu.products import product, share
 from labkit.kernels.cpu.rowwise import array_at
 
-ROUTER, SHARED_GATE, FIRST = range(3)
-GATE, UP, DOWN = range(3)
-
 
 @jit
 def table(layer):
     """The layer's linears: (2 + 3 E, LINEAR)."""
-    return carray(array_at(layer[EXPERTS]), (FIRST + 3 * layer[N_EXPERTS], LINEAR), np.int64)
-
-
-def table_rows(n_experts: int) -> int:
-    return FIRST + 3 * n_experts
-
-
-def memory_floats(n_experts: int, n_active: int, d_expert: int) -> int:
-    """float32 numbers of one token's scores and the hidden layers of the experts it visits."""
-    return (n_experts + 63) // 64 * 64 + n_active * ((d_expert + 63) // 64 * 64)
+    return carray(array_at(layer[EXPERTS]), (FIRST_EXPERT + 3 * layer[N_EXPERTS], LINEAR), np.int64)
 
 
 @jit
@@ -48,8 +37,9 @@ def choose(layer, scores, ids, gates):
     n_active = layer[N_ACTIVE]
     s, found = floats(scores, layer[N_EXPERTS]), carray(array_at(ids), (n_active,), np.int64)
     g = floats(gates, n_active)
-    top = s.max()
-    total = np.float32(0.0)
+    top, total = s[0], np.float32(0.0)
+    for e in range(1, layer[N_EXPERTS]):
+        top = max(top, s[e])
     for e in range(layer[N_EXPERTS]):
         s[e] = np.float32(math.exp(s[e] - top))
         total += s[e]
@@ -97,9 +87,9 @@ def hidden(layer, x, scores, ids, gates, scratch, rank, n_threads):
     linears, out = table(layer), scores + 4 * ((n_experts + 63) // 64 * 64)
     first, end = share(layer[D_EXPERT], 8, rank, n_threads)
     for e in carray(array_at(ids), (layer[N_ACTIVE],), np.int64):
-        own = linears[FIRST + 3 * e : FIRST + 3 * e + 3]
-        product(own[GATE], x, 0, scratch, first, end)
-        product(own[UP], x, 0, scratch + wide, first, end)
+        own = linears[FIRST_EXPERT + 3 * e : FIRST_EXPERT + 3 * e + 3]
+        product(own[EXPERT_GATE], x, 0, scratch, first, end)
+        product(own[EXPERT_UP], x, 0, scratch + wide, first, end)
         at = 4 * first
         blocks.activate(layer[ACTIVATION], True, scratch + at, scratch + wide + at, end - first, out + at)
         out += wide
@@ -113,7 +103,7 @@ def add(layer, scores, ids, gates, scratch, y, first, end):
     g, visited = floats(gates, layer[N_ACTIVE]), carray(array_at(ids), (layer[N_ACTIVE],), np.int64)
     total, one = floats(y, end), floats(scratch, end)
     for j in range(layer[N_ACTIVE]):
-        product(linears[FIRST + 3 * visited[j] + DOWN], at, 0, scratch, first, end)
+        product(linears[FIRST_EXPERT + 3 * visited[j] + EXPERT_DOWN], at, 0, scratch, first, end)
         for i in range(first, end):
             total[i] += g[j] * one[i]
         at += wide

@@ -9,9 +9,10 @@ from numba import carray
 
 from labkit.kernels.cpu import blocks
 from labkit.kernels.cpu.blocks import floats
+from labkit.kernels.cpu.cells import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, FIRST_EXPERT, ROUTER
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.matmul import multiply
-from labkit.kernels.cpu.mixture import DOWN, FIRST, GATE, ROUTER, UP, choose, table
+from labkit.kernels.cpu.mixture import choose, table
 from labkit.kernels.cpu.plan import ACTIVATION, D_EXPERT, N_ACTIVE, N_EXPERTS
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.step import barrier
@@ -42,16 +43,16 @@ def experts(
             n_here += 1
         if n_here == 0:  # for every thread
             continue
-        own = linears[FIRST + 3 * e : FIRST + 3 * e + 3]
+        own = linears[FIRST_EXPERT + 3 * e : FIRST_EXPERT + 3 * e + 3]
         barrier(team, n_threads, give_way_at)
-        multiply(own[GATE], gathered, row, n_here, gate, row, work, rank, n_threads)
-        multiply(own[UP], gathered, row, n_here, up, row, work, rank, n_threads)
+        multiply(own[EXPERT_GATE], gathered, row, n_here, gate, row, work, rank, n_threads)
+        multiply(own[EXPERT_UP], gathered, row, n_here, up, row, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
         for i in range(rank, n_here, n_threads):
             at = up + i * row
             blocks.activate(layer[ACTIVATION], True, gate + i * row, at, layer[D_EXPERT], at)
         barrier(team, n_threads, give_way_at)
-        multiply(own[DOWN], up, row, n_here, out, row, work, rank, n_threads)
+        multiply(own[EXPERT_DOWN], up, row, n_here, out, row, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
         i = 0
         for t in range(n_tokens):

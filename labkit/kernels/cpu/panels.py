@@ -16,13 +16,14 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import ROWS, WORD
 from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, V16I8, V16I16, V32I8, VI32, const, load
-from labkit.kernels.cpu.tiles import ROWS, WORD
 
 V4I32, V4F32 = ir.VectorType(I32, 4), ir.VectorType(F32, 4)
 INT4_ROWS = 4

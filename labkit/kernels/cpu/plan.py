@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from labkit.kernels.cpu import cells
 from labkit.kernels.cpu.turnout import Turnout
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
@@ -69,22 +70,22 @@ class Plan:
     @cached_property
     def attention_floats(self) -> int:
         """float32 numbers of a thread's own memory for a prompt's attention, in the layer that needs most."""
-        from labkit.kernels.cpu.attention_run import own_floats
+        from labkit.kernels.cpu.memory import own_floats
 
         return max(own_floats(d, n // n_kv) for n, n_kv, d in self.layers[:, [N_HEADS, N_KV, D_HEAD]].tolist())
 
     def panel_bytes(self, n_keys: int) -> int:
         """Memory of a prompt's keys and values as panels, in the layer that needs most."""
-        from labkit.kernels.cpu.attention_panels import all_bytes
+        from labkit.kernels.cpu.memory import all_bytes
 
         return max(all_bytes(n_keys, n_kv, d) for n_kv, d in self.layers[:, [N_KV, D_HEAD]].tolist())
 
     @cached_property
     def mixture_floats(self) -> int:
         """float32 numbers that one token's scores and experts take, in the layer that needs most."""
-        from labkit.kernels.cpu.mixture import memory_floats
+        from labkit.kernels.cpu.memory import mixture_floats
 
-        return max(memory_floats(*sizes) for sizes in self.layers[:, [N_EXPERTS, N_ACTIVE, D_EXPERT]].tolist())
+        return max(mixture_floats(*sizes) for sizes in self.layers[:, [N_EXPERTS, N_ACTIVE, D_EXPERT]].tolist())
 
     @property
     def fills_blocks(self) -> bool:
@@ -197,18 +198,17 @@ def _make(transformer: Any) -> Plan:
 
 def _mixture(ffn: Any, row: np.ndarray) -> np.ndarray:
     """The table of a layer's experts, its address and its sizes in the layer's row."""
-    from labkit.kernels.cpu import mixture
-
     config, experts = ffn.config, ffn.experts
     row[[N_EXPERTS, N_ACTIVE]] = config.n_experts, config.n_active
     row[[D_EXPERT, RENORMALIZE]] = config.d_ff, config.renormalize
-    found = np.zeros((mixture.table_rows(config.n_experts), LINEAR), np.int64)
-    found[mixture.ROUTER] = describe(ffn.router)
+    found = np.zeros((cells.FIRST_EXPERT + 3 * config.n_experts, LINEAR), np.int64)
+    found[cells.ROUTER] = describe(ffn.router)
     if ffn.shared_gate is not None:
-        found[mixture.SHARED_GATE] = describe(ffn.shared_gate)
-    for stack, which in ((experts.gate, mixture.GATE), (experts.up, mixture.UP), (experts.down, mixture.DOWN)):
+        found[cells.SHARED_GATE] = describe(ffn.shared_gate)
+    parts = (experts.gate, cells.EXPERT_GATE), (experts.up, cells.EXPERT_UP), (experts.down, cells.EXPERT_DOWN)
+    for stack, which in parts:
         for e, weight in enumerate(stack):
-            found[mixture.FIRST + 3 * e + which] = _plain(weight, 0)
+            found[cells.FIRST_EXPERT + 3 * e + which] = _plain(weight, 0)
     row[EXPERTS] = found.ctypes.data
     return found
 

@@ -12,9 +12,51 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.cpu import attention_panels, attention_run, blocks, entries, mixture, mixture_run
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu.cells import (
+    APART,
+    ASKED,
+    CAP_BITS,
+    CLOCK,
+    D_MODEL,
+    EPS_BITS,
+    FINAL_B,
+    FINAL_W,
+    FLOATS,
+    GIVE_WAY,
+    HELD,
+    LASTS,
+    LAYER_NORM,
+    LAYERS,
+    LINEARS,
+    LOGITS,
+    N_CELLS,
+    N_HELD,
+    N_LASTS,
+    N_LAYERS,
+    N_NEW,
+    N_PARTS,
+    N_PHASES,
+    N_SIZES,
+    N_THREADS,
+    OWN,
+    PHASES,
+    PIECES,
+    SIZES,
+    STOPPED,
+    T_ATTENTION,
+    T_FFN,
+    T_KV_CACHE,
+    T_LM_HEAD,
+    T_NORM,
+    TOKENS,
+    WANTED,
+    WIDEST,
+    WORK,
+    X,
+)
+from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.matmul import multiply, round_tokens
-from labkit.kernels.cpu.matmul import work_bytes as product_bytes
+from labkit.kernels.cpu.memory import BUFFERS, private_bytes, product_bytes
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -52,60 +94,7 @@ from labkit.kernels.cpu.plan import (
 from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import HAS_AVX2, atomic_read, atomic_swap, ticks
-from labkit.kernels.cpu.step import (
-    ASKED,
-    CAP_BITS,
-    CLOCK,
-    D_MODEL,
-    EPS_BITS,
-    FINAL_B,
-    FINAL_W,
-    FLOATS,
-    GIVE_WAY,
-    HELD,
-    LAYER_NORM,
-    LAYERS,
-    LINEARS,
-    LOGITS,
-    N_CELLS,
-    N_LAYERS,
-    N_NEW,
-    N_PARTS,
-    N_PHASES,
-    N_SIZES,
-    N_THREADS,
-    OWN,
-    PHASES,
-    PIECES,
-    SIZES,
-    STOPPED,
-    T_ATTENTION,
-    T_FFN,
-    T_KV_CACHE,
-    T_LM_HEAD,
-    T_NORM,
-    WANTED,
-    WIDEST,
-    WORK,
-    X,
-    barrier,
-    charge,
-)
-
-BUFFERS = 7
-
-
-@entry
-def private_bytes(widest, own_floats):
-    """Each thread's own memory: that of attention, and what a product with one token needs."""
-    return 4 * ((own_floats + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
-
-
-def work_bytes(n_tokens: int, widest: int, own_floats: int, panels: int, n_threads: int) -> int:
-    """All of a step's memory; ``panels`` is what keys and values take as such, in bytes."""
-    row = 4 * ((widest + 255) // 64 * 64)
-    shared = BUFFERS * row * n_tokens + product_bytes(n_tokens, widest, n_threads)
-    return shared + n_threads * private_bytes(widest, own_floats) + panels + 512
+from labkit.kernels.cpu.step import barrier, charge
 
 
 def prefill(rank, team, job):
@@ -122,10 +111,10 @@ def prefill(rank, team, job):
     n_parts, pieces = sizes[N_PARTS], sizes[PIECES]
     layer_norm = sizes[LAYER_NORM] != 0
     wanted = sizes[WANTED] != 0  # now: after the last barrier the caller may write the next job here
-    held = carray(array_at(sizes[HELD]), (entries.N_HELD,), np.int64)
-    tokens = carray(array_at(held[entries.TOKENS]), (n_new, 2), np.int64)
-    n_lasts = held[entries.N_LASTS]
-    lasts = carray(array_at(held[entries.LASTS]), (n_lasts,), np.int64)
+    held = carray(array_at(sizes[HELD]), (N_HELD,), np.int64)
+    tokens = carray(array_at(held[TOKENS]), (n_new, 2), np.int64)
+    n_lasts = held[N_LASTS]
+    lasts = carray(array_at(held[LASTS]), (n_lasts,), np.int64)
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)
     floats = carray(array_at(cells[FLOATS]), (n_layers, 2), np.float32)
@@ -179,7 +168,7 @@ def prefill(rank, team, job):
             entries.write(layer, held, k + t * row, v + t * row, position, slot)
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_KV_CACHE, clock, at)
-        if held[entries.APART] != 0:
+        if held[APART] != 0:
             entries.attend(rank, n_threads, layer, floats[idx], held, q, row, n_new, n_parts, pieces, mine)
             barrier(team, n_threads, give_way_at)
             for t in range(rank, n_new, n_threads):

@@ -15,8 +15,50 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from labkit.kernels.cpu import attention, blocks, entries, mixture, tokens
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu import blocks, entries, mixture, tokens
+from labkit.kernels.cpu.cells import (
+    ARRIVED,
+    CAP_BITS,
+    CLOCK,
+    D_MODEL,
+    EPS_BITS,
+    FINAL_B,
+    FINAL_W,
+    FLOATS,
+    GENERATION,
+    GIVE_WAY,
+    HELD,
+    LAYER_NORM,
+    LAYERS,
+    LINEARS,
+    LOGITS,
+    MIXTURE,
+    N_CELLS,
+    N_HELD,
+    N_LAYERS,
+    N_PARTS,
+    N_PHASES,
+    N_SIZES,
+    N_THREADS,
+    PHASES,
+    PIECES,
+    SIZES,
+    T_ATTENTION,
+    T_EMBED,
+    T_FFN,
+    T_KV_CACHE,
+    T_LM_HEAD,
+    T_NORM,
+    T_SAMPLE,
+    TABLE,
+    TOKEN,
+    TOKENS,
+    WIDEST,
+    WORK,
+    X,
+)
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import room
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -55,27 +97,6 @@ from labkit.kernels.cpu.products import prepare, product, share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, give_way, pause, ticks
 
-LINE = 8
-"""int64 cells in a cache line: counters that threads fight over lie apart."""
-SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
-"""Cells of the team's block: JOB holds the job's address, PARKED is one line a thread."""
-FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES, TABLE, TOKEN = range(14)
-N_CELLS = 14
-"""Cells of a job. TABLE: the embedding that the token is looked up in (``tokens``); 0: X holds its row. TOKEN: address
-of the token, which the most likely next one replaces; 0: nobody asks for it."""
-N_SIZES = 15
-(
-    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, OWN, N_PARTS, HELD,
-    PIECES, MIXTURE,
-) = range(N_SIZES)  # fmt: skip
-"""Cells of a job's sizes. WANTED: whether logits are. OWN: float32 numbers of a thread's own memory for a prompt's
-attention. N_PARTS: what one token's attention is cut into, whoever takes
-the parts, so that the sums do not depend on how many threads took them. HELD: address of the cells that ``entries``
-reads; PIECES: of the memory for attention's parts, which the threads share; MIXTURE: for a token's experts."""
-PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache", "embed", "sample")
-T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE, T_EMBED, T_SAMPLE, ASKED, STOPPED = range(9)
-N_PHASES = 9
-"""Further cells beside the phases: the caller wants a prompt to be left, and the team has left it."""
 SPINS = 2000
 """Looks at a flag before the core is offered to another thread."""
 
@@ -99,15 +120,6 @@ def barrier(team, n_threads, give_way_at):
             give_way(give_way_at)
 
 
-@entry
-def room(widest, n_threads):
-    """Float32 cells of the step's shared and private memory: (offset of private parts, size of one, all)."""
-    padded = (widest + 255) // 64 * 64
-    shared = 8 * padded
-    private = 7 * padded + attention.TILE
-    return shared, private, shared + n_threads * private
-
-
 def decode(rank, team, job):
     """One token: job X holds its embedding (M,), or TABLE and TOKEN the token; LOGITS receives (V,). Every thread
     of the team calls it."""
@@ -118,8 +130,8 @@ def decode(rank, team, job):
     eps, cap = numbers_of_step[2 * EPS_BITS], numbers_of_step[2 * CAP_BITS]
     n_layers, m, n_parts, pieces = sizes[N_LAYERS], sizes[D_MODEL], sizes[N_PARTS], sizes[PIECES]
     layer_norm = sizes[LAYER_NORM] != 0
-    held = carray(array_at(sizes[HELD]), (entries.N_HELD,), np.int64)
-    place = carray(array_at(held[entries.TOKENS]), (1, 2), np.int64)
+    held = carray(array_at(sizes[HELD]), (N_HELD,), np.int64)
+    place = carray(array_at(held[TOKENS]), (1, 2), np.int64)
     position, slot = place[0, 0], place[0, 1]
     linears = carray(array_at(cells[LINEARS]), (PER_LAYER * n_layers + 1, LINEAR), np.int64)
     layers = carray(array_at(cells[LAYERS]), (n_layers, LAYER), np.int64)

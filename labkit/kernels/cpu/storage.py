@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.kernels.cpu import plan
+from labkit.kernels.cpu import cells, machine_code, plan, stored_spec
 
 NUMBERS = {torch.float32: plan.FP32, torch.bfloat16: plan.BF16}
 MOST_TOKENS = 256
@@ -32,10 +32,8 @@ def why_not(cache: Any) -> str | None:
     if cache.keeps_history and not cache.in_place_tokens:
         return f"the {cache.kind} cache has no compiled step."
     if hasattr(cache, "kernel_sizes"):
-        from labkit.kernels.cpu.stored_spec import why_not as why_not_stored
-
         for layer_idx in range(len(cache.layers)):
-            if reason := why_not_stored(**cache.kernel_sizes(layer_idx)):
+            if reason := stored_spec.why_not(**cache.kernel_sizes(layer_idx)):
                 return f"{reason}."
     return None
 
@@ -55,21 +53,18 @@ class _Cells:
     """What every storage tells the compiled step about the open step's tokens."""
 
     def __init__(self, layers: np.ndarray) -> None:
-        from labkit.kernels.cpu import entries
-
         self.layers = layers
         """The layers' table, a copy that is this storage's own."""
-        self._cell = entries
-        self.held = np.zeros(entries.N_HELD, np.int64)
+        self.held = np.zeros(cells.N_HELD, np.int64)
         self.layers_at, self.held_at = layers.ctypes.data, self.held.ctypes.data
         self._one, self._last_of_one = np.zeros((1, 2), np.int64), np.zeros(1, np.int64)
         self._tokens = self._lasts = self._last_of_one
 
     def _place(self, tokens: np.ndarray, lasts: np.ndarray, *, apart: bool) -> None:
         """tokens (T, 2): each one's position and slot."""
-        cell, held, self._tokens, self._lasts = self._cell, self.held, tokens, lasts
-        held[cell.TOKENS], held[cell.LASTS] = tokens.ctypes.data, lasts.ctypes.data
-        held[cell.N_LASTS], held[cell.APART] = len(lasts), apart
+        held, self._tokens, self._lasts = self.held, tokens, lasts
+        held[cells.TOKENS], held[cells.LASTS] = tokens.ctypes.data, lasts.ctypes.data
+        held[cells.N_LASTS], held[cells.APART] = len(lasts), apart
 
     def _place_run(self, first: int, n_new: int, slot: int, *, apart: bool) -> None:
         """n_new tokens of one sequence from position ``first`` on."""
@@ -103,15 +98,13 @@ class InPlace(_Cells):
         self._apart = self.in_blocks or bool(layers[:, plan.RING].any())
         if not self.in_blocks:
             return
-        from labkit.kernels.cpu import stored, stretch
-
-        self._specs = [stored.make_spec(**cache.spec(idx)) for idx in range(len(cache.layers))]
+        self._specs = [stored_spec.make_spec(**cache.spec(idx)) for idx in range(len(cache.layers))]
         layers[:, plan.SPEC] = [spec.ctypes.data for spec in self._specs]
         windows = [layer.window for layer in cache.layers]
         self._by_window = {w: np.flatnonzero([w == other for other in windows]) for w in set(windows)}
-        cell, table = self._cell, cache.table.numpy()
-        self.held[[cell.TABLE, cell.N_TABLES, cell.N_BLOCKS]] = table.ctypes.data, *table.shape
-        self.held[cell.STRETCH] = stretch.address()
+        table = cache.table.numpy()
+        self.held[[cells.BLOCK_TABLE, cells.N_TABLES, cells.N_BLOCKS]] = table.ctypes.data, *table.shape
+        self.held[cells.STRETCH] = machine_code.address("stretch")
 
     def begin(self, opened: Any) -> None:
         """Nothing: all lies where it belongs."""

@@ -15,28 +15,21 @@ from __future__ import annotations
 
 import numba
 import numpy as np
-from numba import njit, prange
-from numba.np.numpy_support import carray
+from numba import carray, njit, prange
 
+from labkit.kernels.cpu import machine_code
 from labkit.kernels.cpu import stored_spec as cells
-from labkit.kernels.cpu import stretch as inner
-from labkit.kernels.cpu.jit import entry, jit
+from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import STORED_TILE, workspace_size
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.stored_simd import MAX_ROWS, call_stretch
-from labkit.kernels.cpu.stored_spec import make_spec, why_not
-from labkit.kernels.cpu.stretch import MASKED, TILE
+from labkit.kernels.cpu.stored_simd import call_stretch
+from labkit.kernels.cpu.stored_spec import MAX_ROWS, make_spec, why_not
+from labkit.kernels.cpu.stretch import MASKED
 
 __all__ = ["attend", "compile_now", "make_spec", "why_not"]
 
 MIN_PARALLEL_READS = 1 << 17
 """Stored numbers below which handing work to other threads costs more than it saves."""
-
-
-@entry
-def workspace_size(spec):  # type: ignore[no-untyped-def]
-    """float32 numbers that one task needs: m, total, acc, scores, shifts, scaled queries, weights by grid, queries."""
-    tile = max(TILE, spec[cells.BLOCK])
-    return MAX_ROWS * (3 + spec[cells.DIMS_V] + 2 * spec[cells.DIMS_K] + tile * (1 + spec[cells.V_GRIDS]))
 
 
 @jit
@@ -64,7 +57,7 @@ def take(  # type: ignore[no-untyped-def]
         for d in range(dims):
             state[heads + r * dims + d] = queries[r * dims + d] * scale
     seq, first, last, blocked = rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3]
-    step = (last - first + n_splits * TILE - 1) // (n_splits * TILE) * TILE
+    step = (last - first + n_splits * STORED_TILE - 1) // (n_splits * STORED_TILE) * STORED_TILE
     lo, hi = first + split * step, min(last, first + (split + 1) * step)
     at = spec.ctypes.data, tables[seq].ctypes.data, seq, g, n_heads, state.ctypes.data + 4 * heads
     if split == 0 and first > 0 and n_sinks > 0:
@@ -102,7 +95,7 @@ def merge(row, n_splits, n_passes, n_groups, n_heads, dims, states, out):  # typ
 
 @njit(cache=True, parallel=True, nogil=True, error_model="numpy")
 def attend_rows(parallel, n_splits, n_passes, stretch, spec, tables, rows, q, n_sinks, scale, softcap, out):  # type: ignore[no-untyped-def]
-    """``attend`` for compiled callers. ``stretch`` is ``inner.address()``."""
+    """``attend`` for compiled callers. ``stretch`` is ``machine_code.address("stretch")``."""
     n_tasks = q.shape[0] * spec[cells.N_GROUPS] * n_passes * n_splits
     states = np.empty((n_tasks, workspace_size(spec)), np.float32)
     n_heads, at, q_row = q.shape[1], q.ctypes.data, 4 * q.shape[1] * q.shape[2]
@@ -144,9 +137,20 @@ def attend(
     parallel = n_reads >= MIN_PARALLEL_READS and n_threads > 1
     n_tasks = q.shape[0] * n_groups * n_passes
     n_splits = max(1, -(-2 * n_threads // n_tasks)) if parallel else 1
-    cap = np.float32(softcap or 0.0)
+    cap, stretch = np.float32(softcap or 0.0), machine_code.address("stretch")
     attend_rows(
-        parallel, n_splits, n_passes, inner.address(), spec, tables, rows, q, n_sinks, np.float32(scale), cap, out
+        parallel,
+        n_splits,
+        n_passes,
+        stretch,
+        spec,
+        tables,
+        rows,
+        q,
+        n_sinks,
+        np.float32(scale),
+        cap,
+        out,
     )
     return out
 

@@ -19,16 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.simd import F32, I64, VF32, VI8, VI32, const, load
+from labkit.kernels.cpu.stored_spec import KINDS, MAX_ROWS
 
 intrinsic: Any = _intrinsic
-KINDS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
-MAX_ROWS = 4
-"""Query heads that one pass serves: 2 x 4 accumulators, the operands and the grid fill 16 vector registers."""
 TOKENS = {1: 8, 2: 4, 3: 4, 4: 2}
 """Tokens that ``score_rows`` takes at once, by R, so that each query vector loaded serves several."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.kernels.cpu.stored_simd import KINDS
-
+KINDS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
+BF16 = KINDS["bf16"]
+MAX_ROWS = 4
+"""Query heads that one pass serves: 2 x 4 accumulators, the operands and the grid fill 16 vector registers."""
 MAX_BLOCK = 256
 
 SPEC = (

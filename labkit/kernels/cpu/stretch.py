@@ -6,29 +6,23 @@ keeps a running maximum and sum for each query head, tiles of values are mixed i
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-from numba import cfunc, types
-from numba.np.numpy_support import carray
+from numba import carray
 
 from labkit.kernels.cpu import stored_spec as cells
 from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import STORED_TILE
 from labkit.kernels.cpu.rowwise import array_at, exponentials
 from labkit.kernels.cpu.stored_simd import (
-    KINDS,
-    MAX_ROWS,
     fold,
     largest,
     mix,
     score_channels,
     score_rows,
 )
+from labkit.kernels.cpu.stored_spec import MAX_ROWS
 
-TILE = 64
-"""Tokens whose scores are held at once."""
 MASKED = np.float32(-1e30)
-BF16 = KINDS["bf16"]
 
 
 @jit
@@ -74,7 +68,7 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
     total = carray(array_at(state + 4 * MAX_ROWS), MAX_ROWS, np.float32)
     acc_at = state + 8 * MAX_ROWS
     acc = carray(array_at(acc_at), (MAX_ROWS, dims_v), np.float32)
-    tile = max(TILE, block)
+    tile = max(STORED_TILE, block)
     s_at = acc_at + 4 * MAX_ROWS * dims_v
     s = carray(array_at(s_at), (MAX_ROWS, tile), np.float32)
     shifts_at = s_at + 4 * MAX_ROWS * tile
@@ -90,7 +84,7 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
             kind, run, k_row, v_row = spec[cells.KIND], block, spec[cells.K_ROW], spec[cells.V_ROW]
             end = min(hi, blocked)
             first_block = pos // block
-            n_runs = min(max(1, TILE // block), -(-end // block) - first_block)
+            n_runs = min(max(1, STORED_TILE // block), -(-end // block) - first_block)
             start = first_block * block
             last = min(end - start, n_runs * block)
         else:
@@ -98,7 +92,7 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
             slot = pos % ring // 8 * 8
             start = pos - pos % ring % 8
             n_runs, first_block = 1, 0
-            last = min(TILE, hi - start, ring - slot)
+            last = min(STORED_TILE, hi - start, ring - slot)
             run = -(-last // 8) * 8
         first = pos - start
         for j in range(n_runs):
@@ -113,7 +107,7 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
                     + g * spec[cells.RECENT_K_GROUP]
                     + slot * k_row
                 )
-            if kind <= BF16:
+            if kind <= cells.BF16:
                 score_rows(kind, rows, q, q_stride, dims_k, k, k_row, run, at, s_stride)
             else:
                 grid = g * spec[cells.K_SCALE_GROUP] + block_idx * spec[cells.K_SCALE_BLOCK]
@@ -139,7 +133,7 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
                     + g * spec[cells.RECENT_V_GROUP]
                     + slot * v_row
                 )
-            if kind > BF16:
+            if kind > cells.BF16:
                 grid_dims = dims_v // n_grids
                 for w in range(n_grids):
                     grid = g * spec[cells.V_SCALE_GROUP] + block_idx * spec[cells.V_SCALE_BLOCK] + 2 * w * block
@@ -156,12 +150,3 @@ def stretch(spec_at, table_at, seq, g, rows, q, lo, hi, blocked, state, softcap)
                 dims_v, acc_at, acc_stride,
             )  # fmt: skip
         pos = start + last
-
-
-@cache
-def address() -> int:
-    """Where the compiled inner loop lies. Compiles it on first use (seconds; kept on disk between processes)."""
-    signature = types.void(*[types.int64] * 10, types.float32)
-    compiled = cfunc(signature, cache=True, error_model="numpy")(stretch).address
-    assert compiled is not None
-    return compiled

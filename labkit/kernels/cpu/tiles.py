@@ -23,17 +23,15 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.memory import WORD
 from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, V32I8, VF32, VI32, const, load
 
-ROWS = 16
-"""Rows of a panel: two vectors."""
-WORD = 4 * ROWS
-"""Bytes of one word of a panel's rows."""
 HALVES = (0, 1)
 WEIGHT_OFFSET = 128
 """What is added to weights in bytes, which the instruction wants without sign: their sign bit is turned round."""

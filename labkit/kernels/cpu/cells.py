@@ -1,0 +1,49 @@
+"""Cells of the integers that Python and the compiled functions share. An address stands where an array would.
+
+team     a team's block of memory            FUNCTION ...   a job: what to run, on what
+sizes    of a step, a job's SIZES            phases         where rank 0 leaves the times of a step, a job's PHASES
+held     what a step's caches lie at, HELD   product        a job that is one product
+experts  a layer's own linears
+"""
+
+from __future__ import annotations
+
+LINE = 8
+"""int64 cells in a cache line: counters that threads fight over lie apart."""
+SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
+"""team: JOB holds the job's address, PARKED is one line a thread."""
+EACH = 1024
+"""A job's number in the SEQUENCE is a multiple of this, plus how many threads it is for: both are read at once."""
+
+FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES, TABLE, TOKEN = range(14)
+N_CELLS = 14
+"""job. TABLE: the embedding that the token is looked up in (``tokens``); 0: X holds its row. TOKEN: address of the
+token, which the most likely next one replaces; 0: nobody asks for it."""
+
+LINEAR_AT, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, N_INPUTS, SCRATCH = range(4, 11)
+"""product: the linear's row of the plan, tokens in and out with their strides in bytes, how many, working memory."""
+
+N_SIZES = 15
+(
+    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, OWN, N_PARTS, HELD,
+    PIECES, MIXTURE,
+) = range(N_SIZES)  # fmt: skip
+"""sizes. WANTED: whether logits are. OWN: float32 numbers of a thread's own memory for a prompt's attention. N_PARTS:
+what one token's attention is cut into, whoever takes the parts, so that the sums do not depend on how many threads took
+them. HELD: address of ``held``; PIECES: of the memory for attention's parts, which the threads share; MIXTURE: for a
+token's experts."""
+
+PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache", "embed", "sample")
+T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE, T_EMBED, T_SAMPLE, ASKED, STOPPED = range(9)
+N_PHASES = 9
+"""phases. The last two are no times: the caller wants a prompt to be left, and the team has left it."""
+
+TOKENS, LASTS, N_LASTS, APART, BLOCK_TABLE, N_TABLES, N_BLOCKS, STRETCH = range(8)
+N_HELD = 8
+"""held. TOKENS: address of (T, 2) int64, each token's position and slot (the sequence's place, or its row of the block
+table). LASTS: address of the N_LASTS tokens whose logits are wanted. APART: the tokens are not one run of one sequence.
+BLOCK_TABLE: address of (N_TABLES, N_BLOCKS) int32; STRETCH: of the compiled ``stretch``."""
+
+ROUTER, SHARED_GATE, FIRST_EXPERT = range(3)
+EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = range(3)
+"""Rows of a layer's table of experts: the router, the shared expert's gate (its W 0: none), three of each expert."""
