@@ -81,7 +81,7 @@ class WaitingStep:
         if isinstance(step, fused.FusedStep):
             return step.choose_next(token_id, more=more, timer=timer, should_stop=should_stop)
         logits = step(torch.tensor([token_id]), timer=timer, should_stop=should_stop)[0]
-        return lambda: int(logits.argmax()) if logits.isfinite().all() else -1
+        return lambda: int(logits.argmax()) if logits.max().isfinite() else -1
 
     def _serving(self, timer: Any) -> Any:
         """Who serves the next step."""

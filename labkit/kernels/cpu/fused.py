@@ -80,7 +80,7 @@ class FusedStep:
         job[[cells.LINEARS, cells.FLOATS]] = made.linears.ctypes.data, made.floats.ctypes.data
         job[[cells.SIZES, cells.PHASES]] = s.ctypes.data, self._phases.ctypes.data
         self._token = np.zeros(1, np.int64)
-        self._choosing: np.ndarray | None = None
+        self._one: np.ndarray | None = None
 
     @property
     def reason(self) -> str:
@@ -93,6 +93,9 @@ class FusedStep:
         n = len(token_ids)
         if self._prompt_by_torch and n >= FEW:
             return self._by_reference(token_ids, counts, timer, should_stop)
+        if n == 1 and counts is None and self.cache.in_place_tokens:
+            self._advance(int(token_ids.numpy()[0]), timer, should_stop)
+            return self._own_logits[None, : self._plan.vocab_size].clone()
         with timer("embed"):
             opened = self.transformer.open(self.cache, n if counts is None else counts, timer, should_stop)
             opened.check()
@@ -126,7 +129,12 @@ class FusedStep:
     def choose_next(
         self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
     ) -> Callable[[], int]:
-        """The most likely token after ``token_id``, when called; -1 where the logits are no numbers.
+        """The most likely token after ``token_id``, when called; -1 where the logits are no numbers."""
+        chosen = self._advance(token_id, timer, should_stop)
+        return lambda: chosen
+
+    def _advance(self, token_id: int, timer: Any, should_stop: Callable[[], bool]) -> int:
+        """One token of the one sequence: the most likely next one; the logits are then in ``_own_logits``.
 
         The compiled step looks the one up and finds the other. After it has swept the weights through the processor's
         caches everything that Python does is cold, so this does little: a tenth of a step's time is at stake."""
@@ -134,21 +142,22 @@ class FusedStep:
             opened = self.transformer.open(self.cache, 1, timer, should_stop)
             opened.check()
             where = self._storage(storage.InPlace, opened)
-            where.open(0, 1)
-            job = self._choosing_job(where)
+            with timer("kv_cache"):
+                where.open(0, 1)
+            job = self._job_of_one(where)
             if not job[cells.TABLE]:
                 with timer("embed"):
                     row = self._table.rows(np.array([token_id]), opened)
                 job[cells.X] = row.ctypes.data
             self._token[0] = token_id
             self._launch(job, opened, alone=True)
-            self.cache.commit()
-            chosen = int(self._token[0])
-        return lambda: chosen
+            with timer("kv_cache"):
+                self.cache.commit()
+            return int(self._token[0])
 
-    def _choosing_job(self, where: Any) -> np.ndarray:
-        """The job of a step that chooses the next token: made once a run, since it has one storage."""
-        if self._choosing is None:
+    def _job_of_one(self, where: Any) -> np.ndarray:
+        """The job of one token of one sequence: made once a run, since it has one storage."""
+        if self._one is None:
             job = self._job.copy()
             n_vocab = self._plan.vocab_size
             self._own_logits = torch.empty(n_vocab + -n_vocab % 4, dtype=torch.float32)
@@ -161,8 +170,8 @@ class FusedStep:
             self._own_pieces = torch.empty(memory.piece_floats(where.layers, 1, self._team.n_threads) + 16)
             self._own_sizes[[cells.N_NEW, cells.WANTED, cells.HELD]] = 1, True, where.held_at
             self._own_sizes[cells.PIECES] = (self._own_pieces.data_ptr() + 63) // 64 * 64
-            self._choosing = job
-        return self._choosing
+            self._one = job
+        return self._one
 
     def _by_reference(self, token_ids: Tensor, counts: Any, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
         return self.transformer(

@@ -91,7 +91,10 @@ def file_name() -> str:
     """Of the sources, the compiler and the processor."""
     import llvmlite.binding as llvm
 
-    features = sorted(name for name, has in llvm.get_host_cpu_features().items() if has)
+    try:
+        features = sorted(name for name, has in llvm.get_host_cpu_features().items() if has)
+    except RuntimeError:  # LLVM does not know them on every system
+        features = []
     compiler = [version("numba"), version("llvmlite"), platform.machine(), sys.platform, llvm.get_host_cpu_name()]
     here = hashlib.sha256(json.dumps([compiler, features]).encode()).hexdigest()[:12]
     return f"labkit-{digest(Path(__file__).parent.parent)[:12]}-{here}.zip"
@@ -114,7 +117,10 @@ def keep(objects: dict[str, tuple[str, bytes]], folder: Path) -> bool:
             for function_name, (_, content) in objects.items():
                 file.writestr(function_name, content)
         tried = subprocess.run(
-            [sys.executable, "-m", "labkit.kernels.cpu.machine_code", str(unfinished)], capture_output=True, timeout=60
+            [sys.executable, "-m", "labkit.kernels.cpu.machine_code", str(unfinished.resolve())],
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            timeout=60,
         )
         if tried.returncode != 0:
             return False
