@@ -125,13 +125,41 @@ def test_a_folder_that_can_not_be_written_is_passed_over(kept, tmp_path):
     tmp_path.chmod(0o700)
 
 
-def test_no_folder_at_all_still_runs(unloaded, monkeypatch, tmp_path):
-    """The functions are then compiled in each process."""
+@pytest.fixture
+def compiler(unloaded, monkeypatch, tmp_path):
+    """A compiler that takes no time; what it compiled. Nothing it makes can be loaded."""
     from labkit.kernels.cpu import compiling
 
-    made = compiling.Compiled({"decode": 1}, {"decode": ("symbol", b"object")})
-    monkeypatch.setattr(compiling, "compile_all", lambda: made)
+    asked = []
+
+    def compile_one(name):
+        asked.append(name)
+        return compiling.Compiled(len(asked), name, b"machine code", {"numba_gil_ensure", "expf"}, None)
+
+    monkeypatch.setattr(compiling, "compile_one", compile_one)
     monkeypatch.setattr(machine_code, "folders", lambda: (tmp_path / "a" / "b",))
+    return asked
+
+
+def test_without_a_folder_each_process_compiles(compiler, monkeypatch):
+    monkeypatch.setattr(machine_code, "keep_parts", lambda objects: None)
     monkeypatch.setattr(machine_code, "keep", lambda objects, folder: False)
     machine_code.load()
-    assert machine_code.address("decode") == 1
+    assert compiler == list(machine_code.SIGNATURES)
+    assert machine_code.address(compiler[2]) == 3
+
+
+def test_a_process_that_ended_too_soon_leaves_what_it_had(compiler, monkeypatch):
+    monkeypatch.setattr(machine_code, "keep", lambda objects, folder: len(objects) == len(machine_code.SIGNATURES))
+    monkeypatch.setattr(machine_code, "_load_file", lambda path: True)
+    machine_code.keep_parts({"decode": ("decode", b"machine code"), "meet": ("meet", b"machine code")})
+    machine_code.load()
+    assert compiler == [name for name in machine_code.SIGNATURES if name not in ("decode", "meet")]
+    assert set(machine_code.parts()) == set(machine_code.SIGNATURES)
+
+
+def test_code_that_needs_numba_is_not_kept(compiler, monkeypatch):
+    monkeypatch.setattr(machine_code, "UNREACHED", ())
+    machine_code.load()
+    assert not machine_code.parts()
+    assert machine_code.address(compiler[0]) == 1

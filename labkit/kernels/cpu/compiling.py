@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from numba import cfunc, types
@@ -28,27 +28,23 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 _TYPES = {"v": types.void, "i": types.int64, "f": types.float32}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Compiled:
-    """``addresses`` and ``objects`` (symbol, machine code) by function; ``held`` is what keeps them in memory."""
+    """One function: where it lies, its symbol and machine code, and what the code calls beside itself."""
 
-    addresses: dict[str, int] = field(default_factory=dict)
-    objects: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    held: list[Any] = field(default_factory=list)
-    needs: set[str] = field(default_factory=set)
-    """What the code calls beside itself."""
+    address: int
+    symbol: str
+    content: bytes
+    needs: set[str]
+    held: Any
+    """What keeps it in memory."""
 
 
-def compile_all() -> Compiled:
-    """Compile everything, on any thread."""
-    made = Compiled()
-    for name, function in FUNCTIONS.items():
-        gives, *takes = (_TYPES[letter] for letter in SIGNATURES[name])
-        compiled: Any = cfunc(gives(*takes), nopython=True, error_model="numpy")(function)
-        library = compiled._library
-        _, _, (content, _) = library.serialize_using_object_code()  # what numba itself keeps on disk
-        made.needs |= {f.name for f in library._final_module.functions if f.is_declaration}
-        made.addresses[name] = compiled.address
-        made.objects[name] = compiled._wrapper_name, content
-        made.held.append(compiled)
-    return made
+def compile_one(name: str) -> Compiled:
+    """Compile a function, on any thread."""
+    gives, *takes = (_TYPES[letter] for letter in SIGNATURES[name])
+    made: Any = cfunc(gives(*takes), nopython=True, error_model="numpy")(FUNCTIONS[name])
+    library = made._library
+    _, _, (content, _) = library.serialize_using_object_code()  # what numba itself keeps on disk
+    needs = {function.name for function in library._final_module.functions if function.is_declaration}
+    return Compiled(made.address, made._wrapper_name, content, needs, made)

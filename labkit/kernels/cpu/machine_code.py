@@ -24,16 +24,16 @@ from typing import Any
 from labkit.resources import cache_folder
 
 SIGNATURES = {
-    "decode": "viii",
-    "prefill": "viii",
-    "matmul": "viii",
-    "meet": "viii",
     "run": "vii",
     "serve": "iiiiiii",
     "publish": "iiii",
+    "meet": "viii",
     "stretch": "viiiiiiiiiif",
+    "matmul": "viii",
+    "decode": "viii",
+    "prefill": "viii",
 }
-"""By function: what it returns and takes. v nothing, i int64, f float32."""
+"""By function: what it returns and takes (v nothing, i int64, f float32); compiled in this order, the quick first."""
 C_TYPES: dict[str, Any] = {"v": None, "i": ctypes.c_int64, "f": ctypes.c_float}
 UNREACHED = (
     "NRT_Free", "NRT_MemInfo_call_dtor", "numba_do_raise", "numba_gil_ensure", "numba_gil_release",
@@ -42,7 +42,7 @@ UNREACHED = (
 """Of numba's own library, for exceptions and for arrays that own memory: compiled code names these, and reaches none,
 since it raises nothing and allocates nothing. Reached all the same, they would end the process."""
 FROM_C = ("erff", "expf", "logf", "tanhf", "memset", "memcpy")
-NAMES = "names.json"
+NAMES, PART = "names.json", ".part"
 
 _addresses: dict[str, int] = {}
 _lock = threading.Lock()
@@ -74,11 +74,59 @@ def load() -> None:
                 return
         from labkit.kernels.cpu import compiling
 
-        made = compiling.compile_all()
-        _kept.append(made)
-        _addresses.update(made.addresses)
-        if {name for name in made.needs if name.startswith(("numba_", "NRT_"))} <= set(UNREACHED):
-            any(keep(made.objects, folder) for folder in folders())
+        made: dict[str, Any] = {}
+        objects = parts()
+        for name in SIGNATURES:
+            if name not in objects:
+                made[name] = compiling.compile_one(name)
+                if {need for need in made[name].needs if need.startswith(("numba_", "NRT_"))} <= set(UNREACHED):
+                    objects[name] = made[name].symbol, made[name].content
+                    keep_parts(objects)
+        if len(objects) == len(SIGNATURES):
+            for folder in folders():
+                if keep(objects, folder) and _load_file(folder / file_name()):
+                    return
+        for name in SIGNATURES:
+            _kept.append(made.get(name) or compiling.compile_one(name))
+            _addresses[name] = _kept[-1].address
+
+
+def parts() -> dict[str, tuple[str, bytes]]:
+    """What a process compiled that ended before it had all: symbol and machine code by function."""
+    for folder in folders():
+        if objects := _read(folder / f"{file_name()}{PART}"):
+            return objects
+    return {}
+
+
+def keep_parts(objects: dict[str, tuple[str, bytes]]) -> None:
+    """For the next process, should this one end too soon: a command's may last some seconds."""
+    for folder in folders():
+        unfinished = folder / f"{file_name()}.{os.getpid()}"
+        try:
+            _write(unfinished, objects)
+            unfinished.replace(folder / f"{file_name()}{PART}")
+            return
+        except OSError:
+            continue
+
+
+def _write(path: Path, objects: dict[str, tuple[str, bytes]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(NAMES, json.dumps({name: symbol for name, (symbol, _) in objects.items()}))
+        for name, (_, content) in objects.items():
+            file.writestr(name, content)
+
+
+def _read(path: Path) -> dict[str, tuple[str, bytes]]:
+    """A file's functions; none when it is missing or damaged."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            symbols = json.loads(file.read(NAMES))
+            return {name: (symbol, file.read(name)) for name, symbol in symbols.items() if name in SIGNATURES}
+    except (OSError, ValueError, KeyError, AttributeError, zipfile.BadZipFile):
+        return {}
 
 
 def folders() -> tuple[Path, ...]:
@@ -111,11 +159,7 @@ def keep(objects: dict[str, tuple[str, bytes]], folder: Path) -> bool:
     name = file_name()
     unfinished = folder / f"{name}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(unfinished, "w") as file:
-            file.writestr(NAMES, json.dumps({name: symbol for name, (symbol, _) in objects.items()}))
-            for function_name, (_, content) in objects.items():
-                file.writestr(function_name, content)
+        _write(unfinished, objects)
         tried = subprocess.run(
             [sys.executable, "-m", "labkit.kernels.cpu.machine_code", str(unfinished.resolve())],
             cwd=Path(__file__).parents[3],
@@ -126,7 +170,8 @@ def keep(objects: dict[str, tuple[str, bytes]], folder: Path) -> bool:
             return False
         unfinished.replace(folder / name)
         sources = name.rsplit("-", 1)[0]
-        for other in folder.glob("labkit-*.zip"):
+        (folder / f"{name}{PART}").unlink(missing_ok=True)
+        for other in folder.glob("labkit-*.zip*"):
             if not other.name.startswith(sources):
                 other.unlink()
     except (OSError, subprocess.SubprocessError):
@@ -140,11 +185,8 @@ def _load_file(path: Path) -> bool:
     """Take the functions from a file; False when it is damaged."""
     import llvmlite.binding as llvm
 
-    try:
-        with zipfile.ZipFile(path) as file:
-            symbols = json.loads(file.read(NAMES))
-            objects = [file.read(name) for name in SIGNATURES if symbols[name]]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    objects = _read(path)
+    if len(objects) < len(SIGNATURES):
         return False
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -154,10 +196,10 @@ def _load_file(path: Path) -> bool:
             llvm.add_symbol(name, ctypes.cast(getattr(library, called), ctypes.c_void_p).value)
     target = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-    for content in objects:
+    for _, content in objects.values():
         engine.add_object_file(llvm.ObjectFileRef.from_data(content))
     engine.finalize_object()
-    found = {name: engine.get_function_address(symbols[name]) for name in SIGNATURES}
+    found = {name: engine.get_function_address(objects[name][0]) for name in SIGNATURES}
     if not all(found.values()):
         return False
     _kept.append(engine)
