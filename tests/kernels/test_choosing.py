@@ -122,3 +122,18 @@ def test_while_it_is_compiled_the_reference_chooses():
         transformer.head.weight.data[3] = float("nan")
         waiting._serving = lambda timer: waiting._reference
         assert choose(waiting, 1) == -1
+
+
+@pytest.mark.parametrize("token_id", [-1, 101, 2**40])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_token_outside_the_vocabulary_is_refused_and_nothing_lost(family, token_id):
+    transformer = random_model(FAMILIES[family])
+    with torch.inference_mode():
+        step = fused.FusedStep(transformer, cache_for(transformer), 2)
+        run(step, torch.arange(5), (5,))
+        with pytest.raises(IndexError, match="not in the vocabulary of 101"):
+            choose(step, token_id)
+        with pytest.raises(IndexError, match="not in the vocabulary of 101"):
+            run(step, torch.tensor([token_id]), (1,))
+        assert step.cache.n_tokens() == 5
+        choose(step, 1)

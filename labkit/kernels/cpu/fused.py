@@ -137,7 +137,11 @@ class FusedStep:
         """One token of the one sequence: the most likely next one; the logits are then in ``_own_logits``.
 
         The compiled step looks the one up and finds the other. After it has swept the weights through the processor's
-        caches everything that Python does is cold, so this does little: a tenth of a step's time is at stake."""
+        caches everything that Python does is cold, so this does little: a tenth of a step's time is at stake.
+
+        Raises IndexError for a token outside the vocabulary: compiled code would read whatever lies there."""
+        if not 0 <= token_id < self._plan.vocab_size:
+            raise IndexError(f"token {token_id} is not in the vocabulary of {self._plan.vocab_size}.")
         with timer("schedule"):
             opened = self.transformer.open(self.cache, 1, timer, should_stop)
             opened.check()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -86,9 +87,9 @@ def load() -> None:
             for folder in folders():
                 if keep(objects, folder) and _load_file(folder / file_name()):
                     return
-        for name in SIGNATURES:
-            _kept.append(made.get(name) or compiling.compile_one(name))
-            _addresses[name] = _kept[-1].address
+        held = {name: made.get(name) or compiling.compile_one(name) for name in SIGNATURES}
+        _kept.append(held)
+        _addresses.update({name: one.address for name, one in held.items()})
 
 
 def parts() -> dict[str, tuple[str, bytes]]:
@@ -109,6 +110,9 @@ def keep_parts(objects: dict[str, tuple[str, bytes]]) -> None:
             return
         except OSError:
             continue
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def _write(path: Path, objects: dict[str, tuple[str, bytes]]) -> None:
@@ -177,7 +181,8 @@ def keep(objects: dict[str, tuple[str, bytes]], folder: Path) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
     return True
 
 
