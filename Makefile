@@ -6,7 +6,7 @@
 #   JOBS=2              test processes side by side;  TESTS=tests/tokenizer  only these unit tests
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test unit notebooks browser lint format types bench model doctor clean
+.PHONY: help lab demo test unit notebooks browser lint format types bench prepare doctor clean
 
 VENV ?= .venv
 JOBS ?= 2
@@ -42,21 +42,21 @@ help:  ## what can be done here
 	@echo "make doctor   what works on this machine, what does not, and what to do about it"
 	@echo "make clean    remove .venv and build products (the fetched model stays in your cache folder)"
 
-lab: $(LAB) model  ## JupyterLab on the first notebook
+lab: $(LAB) prepare  ## JupyterLab on the first notebook
 	@$(PY) -m labkit.cli lab $(ARGS)
 
-demo: $(LAB) model  ## the switchboard under Voila
+demo: $(LAB) prepare  ## the switchboard under Voila
 	@$(PY) -m labkit.cli demo $(ARGS)
 
-model: $(LAB)
-	@$(PY) -m labkit.cli fetch
+prepare: $(LAB)
+	@$(PY) -m labkit.cli prepare
 
 doctor: $(LAB)
 	@$(PY) -m labkit.cli doctor $(ARGS)
 
 # Every part runs even when one before it failed, so one run shows all that is wrong.
 test: $(DEV)
-	@$(PY) -m labkit.cli fetch
+	@$(PY) -m labkit.cli prepare
 	@status=0; \
 	for part in unit notebooks browser; do $(MAKE) --no-print-directory $$part || status=1; done; \
 	if [ $$status -eq 0 ]; then echo "All tests passed."; else echo "Something failed: see the summaries above."; fi; \
@@ -90,7 +90,7 @@ format: $(DEV)
 	@find notebooks -name '*.ipynb' -not -path '*/.*' -exec $(PY) -m nbstripout {} +
 
 bench: $(DEV)
-	@$(PY) -m labkit.cli fetch
+	@$(PY) -m labkit.cli prepare
 	@status=0; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(PY) $$script $(ARGS) || status=1; done; exit $$status
 
 $(PY):

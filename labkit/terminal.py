@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from labkit.doctor import Finding
+    from labkit.kernels.cpu.compilation import Compilation
     from labkit.perf.trace import Trace
     from labkit.pipeline import Run
 
@@ -31,6 +32,20 @@ def stream_text(run: Run, out: TextIO) -> bool:
     out.write("\n")
     out.flush()
     return finished
+
+
+def wait_for(fast: Compilation) -> None:
+    """Until the fast path is compiled, with a bar where somebody may be watching."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if fast.ready(timeout_s=0.5):
+        return
+    text = TextColumn("Compiling the fast path for this processor (once, about a minute)")
+    with Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console(stderr=True)) as bar:
+        task = bar.add_task("", total=fast.n_functions)
+        while fast.state == "compiling":
+            fast.ready(timeout_s=0.2)
+            bar.update(task, completed=fast.n_compiled)
 
 
 def phase_table(trace: Trace) -> Table:

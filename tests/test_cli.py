@@ -45,7 +45,7 @@ def run(*arguments: str) -> int:
 def test_help_lists_the_commands(capsys):
     assert run("--help") == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("fetch", "generate", "lab", "demo", "doctor", "components"))
+    assert all(name in shown for name in ("prepare", "fetch", "generate", "lab", "demo", "doctor", "components"))
 
 
 def test_generate_streams_the_pipelines_text_and_shows_the_phases(model, capsys, tmp_path):

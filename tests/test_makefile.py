@@ -60,13 +60,13 @@ def test_lab_sets_up_fetches_and_opens(clone):
     assert calls[1].startswith("-m pip install")
     assert "-c constraints.txt" in calls[1]
     assert calls[1].endswith("-e .[jupyter]")
-    assert calls[2:] == ["-m labkit.cli fetch", "-m labkit.cli lab"]
+    assert calls[2:] == ["-m labkit.cli prepare", "-m labkit.cli lab"]
 
 
 def test_a_second_lab_installs_nothing(clone):
     make(clone, "lab")
     done, calls = make(clone, "lab", "ARGS=--no-browser")
-    assert calls == ["-m labkit.cli fetch", "-m labkit.cli lab --no-browser"]
+    assert calls == ["-m labkit.cli prepare", "-m labkit.cli lab --no-browser"]
     assert "Installing" not in done.stdout
 
 

@@ -1,12 +1,9 @@
-"""From logits to the next token: greedy, or a draw from a distribution that temperature and cut-offs shape.
-
-The order is the usual one: repetition penalty, temperature, top-k, top-p, min-p, then the draw.
+"""What a sampler means: the distribution that temperature and cut-offs shape, in the usual order: repetition penalty,
+temperature, top-k, top-p, min-p. ``sampler`` draws from it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +72,7 @@ def keep_min_p(logits: Tensor, p: float) -> Tensor:
 
 
 def shape_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """The logits (V,) float32 that the draw is made from, temperature and every cut-off applied."""
+    """The logits (V,) float32 that a draw is made from: temperature and every cut-off applied."""
     logits = logits.float()
     if sampling.repetition_penalty != 1.0 and seen is not None:
         logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
@@ -89,64 +86,6 @@ def shape_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None)
     if sampling.min_p:
         logits = keep_min_p(logits, sampling.min_p)
     return logits
-
-
-class Sampler:
-    """Draws one run's tokens; its generator is its own, so a seed reproduces the run."""
-
-    def __init__(self, sampling: Sampling, *, seed: int, device: torch.device | str) -> None:
-        self.sampling = sampling
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        self._seen: Tensor | None = None
-
-    def remember(self, token_ids: Sequence[int]) -> None:
-        """Count these tokens as seen, for the repetition penalty."""
-        if self.sampling.repetition_penalty == 1.0 or not len(token_ids):
-            return
-        new = torch.as_tensor(token_ids, dtype=torch.int64, device=self.generator.device)
-        self._seen = new if self._seen is None else torch.cat((self._seen, new))
-
-    @property
-    def takes_largest(self) -> bool:
-        """Whether the choice is the largest logit's, which a step may make itself."""
-        return self.sampling.temperature == 0.0 and self.sampling.repetition_penalty == 1.0
-
-    def __call__(self, logits: Tensor | Callable[[], int]) -> int:
-        """One token id from logits (V,), or the largest's, which a step has found itself and gives when called (-1:
-        none). Raises ValueError when the logits are not numbers."""
-        if not isinstance(logits, Tensor):
-            token_id = logits()
-            if token_id < 0:
-                raise ValueError(_NOT_FINITE)
-            return token_id
-        shaped = shape_logits(logits, self.sampling, self._seen)
-        if self.sampling.temperature == 0.0:
-            token_id, best = _largest(shaped)
-            if not math.isfinite(best):
-                raise ValueError(_NOT_FINITE)
-        else:
-            probabilities = shaped.softmax(0)
-            if not torch.isfinite(probabilities.sum()):
-                raise ValueError(_NOT_FINITE)
-            token_id = int(torch.multinomial(probabilities, 1, generator=self.generator))
-        self.remember([token_id])
-        return token_id
-
-
-def _largest(logits: Tensor) -> tuple[int, float]:
-    """Index and value of the largest; a NaN counts as the largest. On a GPU the host waits once, not twice."""
-    if logits.device.type == "cpu":  # numpy's argmax takes a tenth of torch's
-        token_id = int(logits.detach().numpy().argmax())
-        return token_id, logits[token_id].item()
-    value, index = logits.max(0)
-    token_id, best = torch.stack((index.float(), value)).tolist()  # exact up to 2^24 tokens; MPS has no float64
-    return int(token_id), best
-
-
-_NOT_FINITE = (
-    "the model's logits are not finite (NaN or infinity): its weights are damaged, or its dtype is too narrow. "
-    "Load it again, with dtype='fp32'."
-)
 
 
 # The ready-made samplers of the widgets: each shows only the knobs it has.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from labkit import registry
 from labkit.decoding import Sampler, Sampling
+from labkit.decoding.on_cpu import candidates
 from labkit.decoding.sampling import shape_logits
 
 V = 40
@@ -43,8 +45,33 @@ def test_shaped_logits_equal_transformers(seed, temperature, top_k, top_p, min_p
     got = shape_logits(logits, sampling, ids[0] if seen else None)
     assert torch.equal(got.isfinite(), scores[0].isfinite())
     torch.testing.assert_close(got, scores[0])
+    torch.testing.assert_close(chances_on_cpu(logits, sampling, seen), scores[0].softmax(0))
 
 
+def chances_on_cpu(logits: torch.Tensor, sampling: Sampling, seen: list[int]) -> torch.Tensor:
+    """What a sampler on a CPU draws from, as probabilities of all tokens."""
+    found = candidates(logits.numpy(), sampling, seen)
+    assert found is not None
+    chances = np.zeros(len(logits))
+    chances[slice(None) if found.ids is None else found.ids] = found.weights / found.weights.sum(dtype=np.float64)
+    return torch.from_numpy(chances).float()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 2.0, 8.0], ids=lambda spread: f"spread {spread}")
+@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("top_k", [0, 300])
+def test_a_large_vocabulary_is_cut_alike_without_sorting_it(spread, top_p, top_k):
+    """Flat and peaked: the nucleus holds p, and would not without its least likely member."""
+    logits = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * spread
+    everything = logits if top_k == 0 else torch.where(logits >= logits.topk(top_k).values[-1], logits, -torch.inf)
+    chances = everything.double().softmax(0)
+    kept = chances_on_cpu(logits, Sampling(1.0, top_k, top_p), []) > 0
+    assert chances[kept].min() >= chances[~kept].max()
+    assert chances[kept].sum() >= top_p - 1e-6
+    assert kept.sum() == 1 or chances[kept].sum() - chances[kept].min() < top_p + 1e-6
+
+
+@pytest.mark.parametrize("torch_draws", [False, True], ids=["on the CPU", "by PyTorch"])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -56,11 +83,13 @@ def test_shaped_logits_equal_transformers(seed, temperature, top_k, top_p, min_p
     ],
     ids=str,
 )
-def test_draws_follow_the_distribution(sampling):
+def test_draws_follow_the_distribution(sampling, torch_draws):
     """Pearson's chi-squared over 5,000 draws stays under the bound that chance passes once in a million."""
     logits = logits_of(3, spread=1.0)[:10]
     chances = shape_logits(logits, sampling).softmax(0)
     sampler, n_draws = Sampler(sampling, seed=11, device="cpu"), 5_000
+    if torch_draws:  # as on every other device
+        sampler._chance = torch.Generator().manual_seed(11)
     counts = torch.tensor([sampler(logits) for _ in range(n_draws)]).bincount(minlength=10)
     assert int(counts[chances == 0].sum()) == 0
     possible = chances > 0
@@ -109,11 +138,25 @@ def test_the_most_likely_token_always_stays():
         assert Sampler(sampling, seed=0, device="cpu")(logits) == 1
 
 
+@pytest.mark.parametrize("torch_draws", [False, True], ids=["on the CPU", "by PyTorch"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad", [[float("nan")] * 3, [0.0, float("nan"), 1.0], [0.0, float("inf"), 1.0]])
-def test_logits_that_are_no_numbers_are_refused(temperature, bad):
+@pytest.mark.parametrize(
+    "bad", [[float("nan")] * 3, [0.0, float("nan"), 1.0], [0.0, float("inf"), 1.0], [-float("inf")] * 3]
+)
+def test_logits_that_are_no_numbers_are_refused(temperature, bad, torch_draws):
+    sampler = Sampler(Sampling(temperature=temperature), seed=0, device="cpu")
+    if torch_draws:
+        sampler._chance = torch.Generator().manual_seed(0)
     with pytest.raises(ValueError, match="logits are not finite"):
-        Sampler(Sampling(temperature=temperature), seed=0, device="cpu")(torch.tensor(bad))
+        sampler(torch.tensor(bad))
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-6, 1e30])
+def test_a_temperature_at_either_end_draws_a_token(temperature):
+    drawn = {
+        Sampler(Sampling(temperature), seed=seed, device="cpu")(torch.tensor([0.0, 5.0, 1.0])) for seed in range(9)
+    }
+    assert drawn == {1} if temperature < 1 else len(drawn) > 1
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 
 import pytest
 
-from labkit.kernels.cpu import machine_code
+from labkit.kernels.cpu import code_files, compile_apart, machine_code
 
 IN_A_NEW_PROCESS = """
 import sys
@@ -29,7 +32,7 @@ print(*run.token_ids, "numba" in sys.modules)
 def kept():
     """This machine's file."""
     machine_code.load()
-    found = [path for folder in machine_code.folders() if (path := folder / machine_code.file_name()).is_file()]
+    found = [path for folder in code_files.folders() if (path := folder / code_files.file_name()).is_file()]
     assert found
     return found[0]
 
@@ -37,6 +40,14 @@ def kept():
 @pytest.fixture
 def unloaded(monkeypatch):
     monkeypatch.setattr(machine_code, "_addresses", {})
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Where files are kept, in place of this machine's folders."""
+    path = tmp_path / "a" / "b"
+    monkeypatch.setattr(code_files, "folders", lambda: (path,))
+    return path
 
 
 def contents(path):
@@ -72,11 +83,11 @@ def test_a_damaged_file_is_not_loaded(kept, unloaded, tmp_path, damage):
     elif damage == "a function is missing":
         write(path, {name: content for name, content in parts.items() if name != "decode"})
     elif damage == "a name is missing":
-        write(path, parts | {machine_code.NAMES: b"{}"})
+        write(path, parts | {code_files.NAMES: b"{}"})
     else:
         at = whole.index(parts["decode"][:200]) + 100
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])  # its checksum no longer fits
-    assert not machine_code._load_file(path)
+    assert not machine_code.load_file(path)
     assert not machine_code._addresses
 
 
@@ -84,50 +95,90 @@ def test_the_name_says_sources_and_processor(monkeypatch):
     import llvmlite.binding as llvm
 
     def name():
-        machine_code.file_name.cache_clear()
-        return machine_code.file_name()
+        code_files.file_name.cache_clear()
+        return code_files.file_name()
 
     here = name()
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "another")
     elsewhere = name()
-    monkeypatch.setattr(machine_code, "digest", lambda sources: "f" * 64)
+    monkeypatch.setattr(code_files, "digest", lambda sources: "f" * 64)
     changed = name()
-    machine_code.file_name.cache_clear()
+    code_files.file_name.cache_clear()
     assert len({here, elsewhere, changed}) == 3
     assert here.rsplit("-", 1)[0] == elsewhere.rsplit("-", 1)[0] != changed.rsplit("-", 1)[0]
 
 
-def test_kept_files_of_other_sources_go_and_those_of_other_processors_stay(kept, tmp_path):
-    sources = machine_code.file_name().rsplit("-", 1)[0]
-    others = [tmp_path / "labkit-000000000000-111111111111.zip", tmp_path / f"{sources}-111111111111.zip"]
-    for other in others:
+def objects_of(kept):
+    parts = contents(kept)
+    names = json.loads(parts.pop(code_files.NAMES))
+    return {name: (names[name], content) for name, content in parts.items()}
+
+
+def test_one_file_takes_the_place_of_parts_and_of_other_sources_and_leaves_other_processors(kept, folder):
+    name = code_files.file_name()
+    elsewhere = folder / f"{name.rsplit('-', 1)[0]}-111111111111.zip"
+    code_files.keep_part("meet", "meet", b"machine code")
+    for other in (folder / "labkit-000000000000-111111111111.zip", elsewhere):
         other.write_bytes(b"")
-    parts = contents(kept)
-    names = json.loads(parts.pop(machine_code.NAMES))
-    objects = {name: (names[name], content) for name, content in parts.items()}
-    assert machine_code.keep(objects, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([machine_code.file_name(), others[1].name])
-    assert contents(tmp_path / machine_code.file_name()) == contents(kept)
+    assert len(list(folder.iterdir())) == 3
+    assert code_files.keep(objects_of(kept))
+    assert sorted(path.name for path in folder.iterdir()) == sorted([name, elsewhere.name])
+    assert contents(folder / name) == contents(kept)
 
 
-def test_what_a_new_process_can_not_load_is_not_kept(kept, tmp_path):
-    parts = contents(kept)
-    names = json.loads(parts.pop(machine_code.NAMES))
-    objects = {name: (names[name], content) for name, content in parts.items()} | {"decode": ("of nothing", b"damaged")}
-    assert not machine_code.keep(objects, tmp_path)
-    assert list(tmp_path.iterdir()) == []
+def test_what_a_new_process_can_not_load_is_not_kept(kept, folder):
+    assert not code_files.keep(objects_of(kept) | {"decode": ("of nothing", b"damaged")})
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_can_not_be_written_is_passed_over(kept, tmp_path):
+def test_a_folder_that_can_not_be_written_is_passed_over(kept, folder, tmp_path):
     tmp_path.chmod(0o500)
-    assert not machine_code.keep({}, tmp_path)
+    assert not code_files.can_keep()
+    assert not code_files.keep({})
     tmp_path.chmod(0o700)
 
 
+def without_count(symbol):
+    """numba numbers what a process compiles."""
+    return re.sub(r"B\d+v\d+", "", symbol)
+
+
+IN_ANOTHER_FOLDER = """
+import sys
+from pathlib import Path
+from labkit.kernels.cpu import code_files, compiling
+
+code_files.folders = lambda: (Path(sys.argv[1]),)
+compiling.main(sys.argv[2:])
+"""
+
+
+def test_a_process_of_its_own_leaves_functions(kept, folder, monkeypatch):
+    """The real compiler, in a real process, on the two quickest functions."""
+    quick, seen = {name: machine_code.SIGNATURES[name] for name in ("publish", "meet")}, []
+    monkeypatch.setattr(compile_apart, "SIGNATURES", quick)
+    monkeypatch.setattr(
+        compile_apart,
+        "_begin",
+        lambda names: subprocess.Popen([sys.executable, "-c", IN_ANOTHER_FOLDER, str(folder), *names]),
+    )
+    compile_apart.compile_all(seen.append)
+    made = code_files.parts(quick)
+    assert {name: without_count(symbol) for name, (symbol, _) in made.items()} == {
+        name: without_count(objects_of(kept)[name][0]) for name in quick
+    }
+    assert all(len(content) > 1000 for _, content in made.values())
+    assert seen[-1] == 2
+
+
+def test_a_process_that_finds_it_done_ends(kept):
+    assert compile_apart._begin(["meet", "publish"]).wait(60) == 0
+
+
 @pytest.fixture
-def compiler(unloaded, monkeypatch, tmp_path):
-    """A compiler that takes no time; what it compiled. Nothing it makes can be loaded."""
+def compiler(unloaded, monkeypatch, folder):
+    """A compiler that takes no time, its processes within this one; what it compiled. Nothing of it can be loaded."""
     from labkit.kernels.cpu import compiling
 
     asked = []
@@ -136,30 +187,77 @@ def compiler(unloaded, monkeypatch, tmp_path):
         asked.append(name)
         return compiling.Compiled(len(asked), name, b"machine code", {"numba_gil_ensure", "expf"}, None)
 
+    class Ended:
+        def __init__(self, names):
+            compiling.compile_and_keep(names)
+
+        def poll(self):
+            return 0
+
     monkeypatch.setattr(compiling, "compile_one", compile_one)
-    monkeypatch.setattr(machine_code, "folders", lambda: (tmp_path / "a" / "b",))
+    monkeypatch.setattr(compile_apart, "_begin", Ended)
     return asked
 
 
 def test_without_a_folder_each_process_compiles(compiler, monkeypatch):
-    monkeypatch.setattr(machine_code, "keep_parts", lambda objects: None)
-    monkeypatch.setattr(machine_code, "keep", lambda objects, folder: False)
-    machine_code.load()
+    monkeypatch.setattr(code_files, "can_keep", lambda: False)
+    monkeypatch.setattr(code_files, "keep", lambda objects: False)
+    counted = []
+    machine_code.load(counted.append)
     assert compiler == list(machine_code.SIGNATURES)
+    assert counted == [1, 2, 3, 4, 5, 6, 7, 8]
     assert machine_code.address(compiler[2]) == 3
 
 
 def test_a_process_that_ended_too_soon_leaves_what_it_had(compiler, monkeypatch):
-    monkeypatch.setattr(machine_code, "keep", lambda objects, folder: len(objects) == len(machine_code.SIGNATURES))
-    monkeypatch.setattr(machine_code, "_load_file", lambda path: True)
-    machine_code.keep_parts({"decode": ("decode", b"machine code"), "meet": ("meet", b"machine code")})
+    monkeypatch.setattr(code_files, "keep", lambda objects: len(objects) == len(machine_code.SIGNATURES))
+    monkeypatch.setattr(machine_code, "_load_kept", lambda: bool(compiler))
+    for name in ("decode", "meet"):
+        code_files.keep_part(name, name, b"machine code")
     machine_code.load()
-    assert compiler == [name for name in machine_code.SIGNATURES if name not in ("decode", "meet")]
-    assert set(machine_code.parts()) == set(machine_code.SIGNATURES)
+    assert sorted(compiler) == sorted(set(machine_code.SIGNATURES) - {"decode", "meet"})
+
+
+def test_a_part_that_is_damaged_is_compiled_again(compiler, folder):
+    code_files.keep_part("decode", "decode", b"machine code")
+    (part,) = folder.iterdir()
+    part.write_bytes(part.read_bytes()[:40])
+    compile_apart.compile_all(lambda n: None)
+    assert "decode" in compiler
+    assert set(code_files.parts(machine_code.SIGNATURES)) == set(machine_code.SIGNATURES)
+
+
+def test_a_file_that_is_damaged_is_made_anew(kept, unloaded, folder):
+    for name, (symbol, content) in objects_of(kept).items():
+        code_files.keep_part(name, symbol, content)
+    (folder / code_files.file_name()).write_bytes(kept.read_bytes()[:1000])
+    machine_code.load()
+    assert contents(folder / code_files.file_name()) == contents(kept)
+    assert set(machine_code._addresses) == set(machine_code.SIGNATURES)
+
+
+def test_two_processes_do_not_compile_the_same(compiler, folder):
+    """The second waits for the first, which leaves what the second then finds."""
+    from labkit.kernels.cpu import compiling
+
+    names, begun = list(machine_code.SIGNATURES), threading.Event()
+    with code_files.alone(names[0]):
+        second = threading.Thread(target=lambda: (begun.set(), compiling.main(names)))
+        second.start()
+        assert begun.wait(10)
+        time.sleep(0.3)
+        assert compiler == []
+        compiling.compile_and_keep(names)
+        first = len(compiler)
+    second.join(30)
+    assert not second.is_alive()
+    assert len(compiler) == first
 
 
 def test_code_that_needs_numba_is_not_kept(compiler, monkeypatch):
-    monkeypatch.setattr(machine_code, "UNREACHED", ())
+    from labkit.kernels.cpu import compiling
+
+    monkeypatch.setattr(compiling, "UNREACHED", ())
     machine_code.load()
-    assert not machine_code.parts()
-    assert machine_code.address(compiler[0]) == 1
+    assert not code_files.parts(machine_code.SIGNATURES)
+    assert machine_code.address(compiler[-1])

@@ -103,7 +103,7 @@ def test_the_end_of_text_ends_it_and_is_not_shown(model, pipeline, monkeypatch):
 def test_stop_strings_are_cut_off_and_never_shown(model, pipeline, monkeypatch):
     said = "one two three. Four five."
     letters = iter(model.tokenizer.encode(said))
-    monkeypatch.setattr("labkit.decoding.sampling.Sampler.__call__", lambda sampler, logits: next(letters))
+    monkeypatch.setattr("labkit.decoding.sampler.Sampler.__call__", lambda sampler, logits: next(letters))
     run = pipeline.run("Hello", max_new_tokens=100, stop=["zebra", "ee. F"])
     assert "".join(run) == "one two thr"
     done = run.result()
@@ -113,7 +113,7 @@ def test_stop_strings_are_cut_off_and_never_shown(model, pipeline, monkeypatch):
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end(model, pipeline, monkeypatch):
     letters = iter(model.tokenizer.encode("almost EN"))
-    monkeypatch.setattr("labkit.decoding.sampling.Sampler.__call__", lambda sampler, logits: next(letters))
+    monkeypatch.setattr("labkit.decoding.sampler.Sampler.__call__", lambda sampler, logits: next(letters))
     done = pipeline.generate("Hello", max_new_tokens=9, stop=["END"])
     assert (done.text, done.finish_reason) == ("almost EN", "length")
 
@@ -121,7 +121,7 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(model, pipeline, monk
 def test_characters_arrive_whole(model, pipeline, monkeypatch):
     said = "día 🦜!"
     letters = iter(model.tokenizer.encode(said))
-    monkeypatch.setattr("labkit.decoding.sampling.Sampler.__call__", lambda sampler, logits: next(letters))
+    monkeypatch.setattr("labkit.decoding.sampler.Sampler.__call__", lambda sampler, logits: next(letters))
     pieces = list(pipeline.run("Hello", max_new_tokens=len(said.encode())))
     assert "".join(pieces) == said
     assert "🦜" in pieces
@@ -172,7 +172,7 @@ def test_leaving_the_loop_stops_the_run(pipeline):
 def test_ctrl_c_in_the_middle_and_the_next_run_is_clean(model, pipeline, monkeypatch):
     want = greedy(model, "Hello", 10)
     with monkeypatch.context() as patch:
-        patch.setattr("labkit.decoding.sampling.Sampler.__call__", raise_at(4, KeyboardInterrupt()))
+        patch.setattr("labkit.decoding.sampler.Sampler.__call__", raise_at(4, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             pipeline.generate("Hello", max_new_tokens=10, ignore_eos=True)
     assert pipeline.generate("Hello", max_new_tokens=10, ignore_eos=True).token_ids == want
@@ -200,7 +200,7 @@ def test_ctrl_c_does_not_wait_for_the_step_that_is_under_way(pipeline, monkeypat
 
 
 def test_what_the_worker_raises_reaches_the_reader(pipeline, monkeypatch):
-    monkeypatch.setattr("labkit.decoding.sampling.Sampler.__call__", raise_at(3, ValueError("broken")))
+    monkeypatch.setattr("labkit.decoding.sampler.Sampler.__call__", raise_at(3, ValueError("broken")))
     run = pipeline.run("Hello", max_new_tokens=10, ignore_eos=True)
     with pytest.raises(ValueError, match="broken"):
         list(run)

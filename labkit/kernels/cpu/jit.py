@@ -16,7 +16,7 @@ from numba.core.caching import FunctionCache
 from numba.extending import register_jitable
 
 from labkit.kernels.cpu import memory
-from labkit.kernels.cpu.machine_code import digest
+from labkit.kernels.cpu.code_files import digest
 
 _ALL = {"nogil": True, "error_model": "numpy"}
 MARKER = "labkit-compiled-from"
