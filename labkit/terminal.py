@@ -40,7 +40,7 @@ def wait_for(fast: Compilation) -> None:
 
     if fast.ready(timeout_s=0.5):
         return
-    text = TextColumn("Compiling the fast path for this processor (once, about a minute)")
+    text = TextColumn("Compiling for this processor (once, a minute)")
     with Progress(text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console(stderr=True)) as bar:
         task = bar.add_task("", total=fast.n_functions)
         while fast.state == "compiling":

@@ -168,6 +168,31 @@ def test_fetch_from_a_wrong_file_keeps_nothing(capsys, tmp_path, monkeypatch):
     assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
+def test_prepare_leaves_model_and_fast_path_ready(capsys):
+    from labkit.kernels.cpu.compilation import compilation
+
+    assert run("prepare") == 0
+    out = capsys.readouterr().out
+    assert "SHA-256 as expected" in out
+    assert "Fast path: ready" in out
+    assert compilation().state == "ready"
+
+
+def test_prepare_says_why_the_fast_path_is_missing(capsys, monkeypatch):
+    from labkit.kernels.cpu import compilation, machine_code
+
+    def fails(progress):
+        raise ImportError("no numba here")
+
+    monkeypatch.setattr(machine_code, "load", fails)
+    compilation.compilation.cache_clear()
+    try:
+        assert run("prepare") == 0
+    finally:
+        compilation.compilation.cache_clear()
+    assert "not available (ImportError: no numba here); plain PyTorch serves" in capsys.readouterr().out
+
+
 def test_doctor_prints_a_report(capsys):
     status = run("doctor", "--json")
     findings = json.loads(capsys.readouterr().out)

@@ -82,10 +82,10 @@ def read(path: Path) -> Objects:
 def parts(names: Collection[str]) -> Objects:
     """Those of the named functions that were kept one by one: by a process that may have ended too soon."""
     found: Objects = {}
-    for folder in folders():
-        for name in set(names) - set(found):
-            found |= read(_part(folder, name))
-    return found
+    for name in names:
+        for folder in folders():
+            found = read(_part(folder, name)) | found
+    return {name: found[name] for name in names if name in found}
 
 
 def count_parts(names: Collection[str]) -> int:

@@ -26,8 +26,9 @@ def compile_all(progress: Callable[[int], None]) -> None:
         return
     had = code_files.parts(SIGNATURES)
     missing = [name for name in SIGNATURES if name not in had]
-    first = 1 if len(missing) > 1 and (os.cpu_count() or 1) >= ENOUGH_CORES else 0
-    running = [_begin(names) for names in (missing[:first], missing[first:]) if names]
+    n_aside = 1 if (os.cpu_count() or 1) >= ENOUGH_CORES else 0
+    split = max(0, len(missing) - n_aside)
+    running = [_begin(names) for names in (missing[:split], missing[split:]) if names]
     while running:
         progress(code_files.count_parts(SIGNATURES))
         time.sleep(WAIT_S)

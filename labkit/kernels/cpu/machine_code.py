@@ -19,16 +19,16 @@ from typing import Any
 from labkit.kernels.cpu import code_files
 
 SIGNATURES = {
-    "prefill": "viii",
-    "decode": "viii",
-    "matmul": "viii",
-    "stretch": "viiiiiiiiiif",
-    "serve": "iiiiiii",
-    "run": "vii",
-    "publish": "iiii",
     "meet": "viii",
+    "publish": "iiii",
+    "run": "vii",
+    "serve": "iiiiiii",
+    "stretch": "viiiiiiiiiif",
+    "matmul": "viii",
+    "decode": "viii",
+    "prefill": "viii",
 }
-"""By function: what it returns and takes (v nothing, i int64, f float32); compiled in this order, the longest first."""
+"""By function: what it returns and takes (v nothing, i int64, f float32); compiled in this order, the longest last."""
 C_TYPES: dict[str, Any] = {"v": None, "i": ctypes.c_int64, "f": ctypes.c_float}
 UNREACHED = (
     "NRT_Free", "NRT_MemInfo_call_dtor", "numba_do_raise", "numba_gil_ensure", "numba_gil_release",
