@@ -97,7 +97,7 @@ def table(
             first = at == 0 and row_header
             cells.append(f'<th scope="row"{classes}>{text}</th>' if first else f"<td{classes}>{text}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
-    title = f"<caption>{prose(caption)}</caption>" if caption else ""
+    title = f"<caption><span>{prose(caption)}</span></caption>" if caption else ""
     return (
         f'<div class="lk-scroll" tabindex="0" role="group" aria-label="{escape(caption or "table")}">'
         f'<table class="lk-table">{title}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'

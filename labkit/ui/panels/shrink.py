@@ -71,7 +71,7 @@ def count_users(job: Any, *, memory_gb: int, n_tokens: int) -> Result:
             },
         )
     )
-    theme.figure_layout(figure, x="users that fit (striped: another output than the full cache's)", y="")
+    theme.figure_layout(figure, x="users that fit (striped: lossy)", y="")
     figure.update_layout(height=360, margin={"l": 150, "r": 60})
     figure.update_yaxes(autorange="reversed")
     rows = [
