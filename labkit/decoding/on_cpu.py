@@ -6,6 +6,7 @@ whole vocabulary. Right after a step, which has swept the caches, PyTorch's oper
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ def largest(logits: np.ndarray, sampling: Sampling, seen: Sequence[int], _: obje
     return token_id if math.isfinite(logits[token_id]) else -1
 
 
-def draw(logits: np.ndarray, sampling: Sampling, seen: Sequence[int], chance: np.random.Generator) -> int:
+def draw(logits: np.ndarray, sampling: Sampling, seen: Sequence[int], chance: random.Random) -> int:
     """A token id drawn from logits (V,) float32, or -1 when they are no numbers."""
     found = candidates(logits, sampling, seen)
     if found is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class Sampler:
         self._device = torch.device(device)
         self._seen: list[int] = []
         if self._device.type == "cpu":
-            self._chance = np.random.Generator(np.random.PCG64(seed))
+            self._chance = random.Random(seed)
         else:
             self._chance = torch.Generator(device=device).manual_seed(seed)
 
@@ -42,7 +42,7 @@ class Sampler:
             token_id = logits()
             if token_id >= 0:
                 return token_id  # nothing to remember: ``takes_largest``
-        elif isinstance(self._chance, np.random.Generator):
+        elif isinstance(self._chance, random.Random):
             choose = largest if self.sampling.temperature == 0.0 else draw
             token_id = choose(logits.detach().float().numpy(), self.sampling, self._seen, self._chance)
         else:

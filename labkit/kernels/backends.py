@@ -183,6 +183,12 @@ def start(choice: Any, device: torch.device) -> None:
         compilation().start()
 
 
+def settle(choice: Any, transformer: Any) -> None:
+    """Find out about a model what its first run would have to, where the compiled step is ready by now."""
+    if choice in ("auto", "fused") and transformer.device.type == "cpu" and compilation().state == "ready":
+        fused.settle(transformer, torch.get_num_threads())
+
+
 def prepare(name: str = "fused", *, timeout_s: float | None = None) -> bool:
     """Wait until the backend ``name`` is compiled (None: as long as it takes); whether it is. For benchmarks."""
     return compilation().ready(timeout_s) if name == "fused" else True

@@ -1,8 +1,8 @@
 """Chat templates: from a list of messages to the one string that the model was trained on.
 
 A template is a Jinja program that arrives inside the model file, so it is a stranger's code. It runs in Jinja's
-*immutable
-sandbox*: no attribute that starts with an underscore, no changing of the caller's objects, no files, no imports.
+*immutable sandbox*: no attribute that starts with an underscore, no changing of the caller's objects, no files, no
+imports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def render(template: str, messages: Sequence[Message], *, add_generation_prompt:
         if "role" not in message:
             raise ValueError(f"message {i} has no role: {dict(message)!r}; give it one of system, user, assistant")
     try:
-        return _compiled(template).render(
+        return compiled(template).render(
             messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
         )
     except jinja2.exceptions.SecurityError as error:
@@ -43,7 +43,8 @@ def render(template: str, messages: Sequence[Message], *, add_generation_prompt:
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
+def compiled(template: str) -> Any:
+    """The template as a program in the sandbox, kept. Raises ValueError when it is malformed."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -166,6 +167,12 @@ class Tokenizer:
             )
         variables = {"tools": None, "documents": None, **self._template_variables, **variables}
         return chat.render(self.chat_template, messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def settle(self) -> None:
+        """Compile the chat template now (and import Jinja), not in the first run. A broken one is that run's error."""
+        if self.chat_template is not None:
+            with suppress(ValueError):
+                chat.compiled(self.chat_template)
 
     # ---- what the vocabulary cannot say ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+import labkit
 from labkit.kernels import backends
 from labkit.kernels.cpu import fused, linear
 from labkit.kvcache.contiguous import ContiguousCache
@@ -158,3 +159,21 @@ def test_the_compiled_product_equals_the_unpacked_weights(weights, n_tokens):
             got = module(x)
         assert (got - wanted).abs().max() <= 2e-4 * wanted.abs().max()
         torch.testing.assert_close(module(x), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_first_run_finds_nothing_out_that_load_could(monkeypatch):
+    """Its figures are those of any other run."""
+    from labkit.kernels.cpu import choice, plan
+    from labkit.tokenizer import chat
+
+    model = labkit.load("smollm2-135m-instruct", device="cpu", dtype="bf16")
+
+    def late(*_):
+        raise AssertionError("left to the first run")
+
+    monkeypatch.setattr(plan, "_make", late)
+    monkeypatch.setattr(choice, "_seconds", late)
+    compiled_before = chat.compiled.cache_info().misses
+    done = labkit.Pipeline(model).generate("Hello", chat=True, max_new_tokens=2, ignore_eos=True)
+    assert done.trace.meta["computed_by"] == "fused"
+    assert chat.compiled.cache_info().misses == compiled_before

@@ -32,6 +32,14 @@ def find(transformer: Any, cache: Any) -> tuple[plan.Plan | None, str | None]:
     return made, reason or storage.why_not(cache)
 
 
+def settle(transformer: Any, n_threads: int) -> None:
+    """What the first step of a model looks up, looked up now: its tables, whose products are faster, the threads."""
+    made, _ = plan.find(transformer)
+    if made is not None:
+        choice.torch_is_faster(transformer, n_threads)
+        team.team(n_threads)
+
+
 def weights_a_layer(transformer: Any) -> int:
     """In the linear layers of one block."""
     linears = [m for m in transformer.layers[0].modules() if hasattr(m, "in_features")]
