@@ -137,3 +137,33 @@ def test_a_token_outside_the_vocabulary_is_refused_and_nothing_lost(family, toke
             run(step, torch.tensor([token_id]), (1,))
         assert step.cache.n_tokens() == 5
         choose(step, 1)
+
+
+NO_WORK = ("empty", "detach", "lift_fresh")
+
+
+def test_a_step_asks_pytorch_for_nothing_large():
+    """PyTorch works on a vocabulary with threads of its own, which then look for more work where the next step's are:
+    a copy of the logits alone doubled a step's time."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and not made._is_view():
+                seen.append((str(func), made.numel()))
+            return made
+
+    config = replace(FAMILIES["llama"], vocab_size=50_000)
+    transformer = random_model(config)
+    step = fused.FusedStep(transformer, cache_for(transformer), 2)
+    with torch.no_grad():
+        run(step, torch.arange(5), (5,))
+        run(step, torch.tensor([7]), (1,))
+        with Sizes():
+            logits = run(step, torch.tensor([8]), (1,))
+            step.choose_next(9, more=True, timer=NULL_TIMER, should_stop=never)()
+    assert logits.shape == (1, 50_000)
+    assert [made for made in seen if made[1] > 10_000 and made[0].split(".")[1] not in NO_WORK] == []

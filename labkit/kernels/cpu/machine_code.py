@@ -65,7 +65,8 @@ def load(progress: Callable[[int], None] = lambda n_compiled: None) -> None:
             return
         from labkit.kernels.cpu import compile_apart
 
-        compile_apart.compile_all(progress)
+        with suppress(OSError):  # no process can be started here
+            compile_apart.compile_all(progress)
         if _load_kept():  # another process was first
             return
         objects = code_files.parts(SIGNATURES)
