@@ -163,7 +163,7 @@ def test_a_step_asks_pytorch_for_nothing_large():
         run(step, torch.arange(5), (5,))
         run(step, torch.tensor([7]), (1,))
         with Sizes():
-            logits = run(step, torch.tensor([8]), (1,))
+            logits = step(torch.tensor([8]), timer=NULL_TIMER, should_stop=never)
             step.choose_next(9, more=True, timer=NULL_TIMER, should_stop=never)()
     assert logits.shape == (1, 50_000)
     assert [made for made in seen if made[1] > 10_000 and made[0].split(".")[1] not in NO_WORK] == []

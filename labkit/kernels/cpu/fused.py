@@ -103,7 +103,7 @@ class FusedStep:
             return self._by_reference(token_ids, counts, timer, should_stop)
         if n == 1 and counts is None and self.cache.in_place_tokens:
             self._advance(int(token_ids.numpy()[0]), timer, should_stop)
-            # By numpy: PyTorch copies a vocabulary on all cores, and its threads would linger where the next step's are.
+            # By numpy: PyTorch copies a vocabulary with threads that then linger where the next step is to run.
             return torch.from_numpy(self._own_logits.numpy()[None, : self._plan.vocab_size].copy())
         with timer("embed"):
             opened = self.transformer.open(self.cache, n if counts is None else counts, timer, should_stop)
