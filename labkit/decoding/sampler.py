@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +19,9 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, *, seed: int, device: torch.device | str) -> None:
         self.sampling = sampling
-        self._device = torch.device(device)
         self._seen: list[int] = []
-        if self._device.type == "cpu":
-            self._chance = random.Random(seed)
-        else:
-            self._chance = torch.Generator(device=device).manual_seed(seed)
+        on_cpu = torch.device(device).type == "cpu"
+        self._chance = random.Random(seed) if on_cpu else torch.Generator(device=device).manual_seed(seed)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Count these tokens as seen, for the repetition penalty."""
@@ -43,8 +41,7 @@ class Sampler:
             if token_id >= 0:
                 return token_id  # nothing to remember: ``takes_largest``
         elif isinstance(self._chance, random.Random):
-            choose = largest if self.sampling.temperature == 0.0 else draw
-            token_id = choose(logits.detach().float().numpy(), self.sampling, self._seen, self._chance)
+            token_id = self._on_cpu(logits.detach().float().numpy(), self._chance)
         else:
             token_id = self._on_device(logits, self._chance)
         if token_id < 0:
@@ -54,6 +51,11 @@ class Sampler:
             )
         self.remember([token_id])
         return token_id
+
+    def _on_cpu(self, logits: np.ndarray, chance: random.Random) -> int:
+        if self.sampling.temperature == 0.0:
+            return largest(logits, self.sampling, self._seen)
+        return draw(logits, self.sampling, self._seen, chance)
 
     def _on_device(self, logits: Tensor, chance: torch.Generator) -> int:
         """The same by PyTorch's operations, wherever the logits are; the host waits for the device once."""

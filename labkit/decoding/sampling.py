@@ -13,6 +13,8 @@ from torch import Tensor
 from labkit.registry import option, register
 
 NEVER = float("-inf")
+COLDEST = 1e-30
+"""Temperatures below are taken as this: a logit divided by less would leave float32's range."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def shape_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None)
         logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         return logits
-    logits = logits / sampling.temperature
+    logits = logits / max(sampling.temperature, COLDEST)
     if sampling.top_k:
         logits = keep_top_k(logits, sampling.top_k)
     if sampling.top_p < 1.0:

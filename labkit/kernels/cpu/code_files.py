@@ -22,6 +22,8 @@ from pathlib import Path
 from labkit.resources import cache_folder
 
 NAMES, PART = "names.json", ".part"
+PATIENCE_S = 300.0
+"""How long a process waits for one that compiles the same: after that it has been stopped, or hangs."""
 Objects = dict[str, tuple[str, bytes]]
 """Compiled functions by name: symbol and machine code."""
 
@@ -57,14 +59,15 @@ def is_kept() -> bool:
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Held by one process of a machine at a time, for as long as it lives; where nothing can be locked, by each."""
+    """Held by one process of a machine at a time, for as long as it lives; where nothing can be locked, or not in
+    time, by each."""
     from filelock import FileLock
 
     with ExitStack() as held:
         for folder in folders():
             with suppress(OSError, NotImplementedError):
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(FileLock(folder / f"{file_name()}.{name}.lock"))
+                held.enter_context(FileLock(folder / f"{file_name()}.{name}.lock", timeout=PATIENCE_S))
                 break
         yield
 

@@ -65,9 +65,7 @@ def compile_and_keep(names: Sequence[str]) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """In no one's way, and once: who asks for the same meanwhile waits, and finds it done."""
-    if hasattr(os, "nice"):
-        os.nice(10)
+    """Once: who asks for the same meanwhile waits, and finds it done."""
     with code_files.alone(names[0]):
         if not code_files.is_kept():
             had = code_files.parts(names)
@@ -75,4 +73,6 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if hasattr(os, "nice"):
+        os.nice(10)  # in no one's way
     main(sys.argv[1:])
