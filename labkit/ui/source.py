@@ -55,7 +55,7 @@ def _resolve(name: str) -> Any:
                 raise ValueError(f"{'.'.join(parts[:cut])} has no {part!r}: cannot show {name!r}.")
             found = getattr(found, part)
         return found
-    raise ValueError(f"cannot find {name!r}: give a dotted name such as 'labkit.pipeline._Worker.loop'.")
+    raise ValueError(f"cannot find {name!r}: give a dotted name such as 'labkit.pipeline.loop'.")
 
 
 def _line(lines: list[str], where: int | str | None, begin: int, otherwise: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from labkit import registry
 from labkit.checkpoint.random_weights import byte_vocabulary
+from labkit.engine import Engine
 from labkit.kvcache import Sliding
 from labkit.model import Model, ModelConfig, Transformer
 from labkit.model.config import DenseFFN, GroupedAttention, Layer, Rope
@@ -93,19 +94,17 @@ def test_switching_mid_run(model, oracle, before, after):
     assert completion.trace.meta["kv_cache"] == after
 
 
-def test_switching_back_and_forth_between_given_tokens(model, oracle):
+def test_switching_back_and_forth_between_given_tokens(model, oracle, monkeypatch):
+    take = Engine._take
+
+    def take_and_switch(engine, sequence, token_ids):
+        take(engine, sequence, token_ids)
+        if sequence.n_new in (10, 30):
+            engine.use_cache("contiguous" if sequence.n_new == 10 else "none")
+
+    monkeypatch.setattr(Engine, "_take", take_and_switch)
     pipeline = Pipeline(model, kv_cache="none", backend="reference")
-    worker = pipeline._worker(PROMPT, 60, False, 0, (), True)
-    emit = worker._emit
-
-    def emit_and_switch(token_id):
-        reason = emit(token_id)
-        if len(worker.token_ids) in (10, 30):
-            worker.use_cache("contiguous" if len(worker.token_ids) == 10 else "none")
-        return reason
-
-    worker._emit = emit_and_switch
-    completion = worker.loop()
+    completion = pipeline.generate(PROMPT, max_new_tokens=60, ignore_eos=True)
     assert completion.token_ids == oracle
     assert [(used["from_token"], used["name"]) for used in completion.trace.meta["kv_caches"]] == [
         (0, "none"),

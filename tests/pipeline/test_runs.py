@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import labkit
+from labkit.engine import Engine
 from labkit.model import Model
 from labkit.pipeline import PREFILL_CHUNK_TOKENS, Pipeline
 
@@ -145,13 +146,13 @@ def test_stop_ends_a_run_early_and_keeps_what_it_said(pipeline):
 
 def test_a_run_can_be_stopped_before_its_first_token(pipeline, monkeypatch):
     gate = threading.Event()
-    prepare = labkit.pipeline._Worker._prepare
+    bind = Engine._bind_cache
 
-    def slow(worker):
+    def slow(*arguments):
         gate.wait(30)
-        return prepare(worker)
+        return bind(*arguments)
 
-    monkeypatch.setattr("labkit.pipeline._Worker._prepare", slow)
+    monkeypatch.setattr(Engine, "_bind_cache", slow)
     run = pipeline.run("Hello", max_new_tokens=50)
     run.stop()
     gate.set()
@@ -183,13 +184,13 @@ def test_ctrl_c_does_not_wait_for_the_step_that_is_under_way(pipeline, monkeypat
     """A compiled step ignores interrupts until it returns; the run is told to stop at once all the same."""
     told = threading.Event()
 
-    def work(worker):
+    def work(engine, sequence):
         interrupter.start()
-        if worker.stop_event.wait(20):
+        if sequence.stop_event.wait(20):
             told.set()
 
     interrupter = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    monkeypatch.setattr("labkit.pipeline._Worker.loop", work)
+    monkeypatch.setattr("labkit.pipeline.loop", work)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -211,7 +212,7 @@ def test_what_the_worker_raises_reaches_the_reader(pipeline, monkeypatch):
 
 def test_waiting_too_long_says_so(pipeline, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr("labkit.pipeline._Worker._feed", lambda worker, ids: gate.wait(30) and None)
+    monkeypatch.setattr(Engine, "_forward", lambda engine, feeds, stop: gate.wait(30) and None)
     run = pipeline.run("Hello")
     with pytest.raises(TimeoutError, match=r"still going after 0\.01 s; stop\(\) ends it"):
         run.result(timeout=0.01)

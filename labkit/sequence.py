@@ -1,0 +1,144 @@
+"""One text under way: its tokens, how its next one is chosen, when it ends, and what its reader has of it so far."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Listed
+from typing import Any
+
+from torch import Tensor
+
+from labkit.decoding import Sampler, Sampling, StopStrings
+from labkit.model.config import dtype_name
+from labkit.model.model import Model
+from labkit.perf.trace import Trace
+from labkit.run import Completion
+
+
+class Sequence:
+    """Prompt and answer of one request. Whoever computes (``Engine.step``) chooses and ``accept``s tokens; whoever
+    reads holds a ``Run`` on it. Its state is its own, so an interrupted run leaves nothing behind.
+
+    ``timer`` is the clock that its times are read from: its own, or an engine's that it shares; ``began_s`` is its
+    zero there. Raises ValueError for a prompt longer than the context, or ``max_new_tokens`` below 1."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompt_ids: Listed[int],
+        *,
+        timer: Any,
+        sequence_id: int = 0,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        max_new_tokens: int = 128,
+        stop: Listed[str] = (),
+        ignore_eos: bool = False,
+        began_s: float = 0.0,
+    ) -> None:
+        check_max_new_tokens(max_new_tokens)
+        self.n_prompt, room = len(prompt_ids), model.config.context_tokens
+        if not self.n_prompt:
+            raise ValueError("the prompt has no tokens: every byte of it is outside the model's vocabulary.")
+        if self.n_prompt > room:
+            raise ValueError(
+                f"the prompt has {self.n_prompt} tokens; the model's context holds {room}: shorten it by "
+                f"{self.n_prompt - room}."
+            )
+        self.sequence_id = sequence_id
+        self.ids = list(prompt_ids)
+        """Prompt and answer. What of it the cache holds already is the cache's to say."""
+        self.max_new_tokens = min(max_new_tokens, room - self.n_prompt + 1)
+        sampling = sampling or Sampling()
+        self.sampler = Sampler(sampling, seed=seed, device=model.device)
+        self.sampler.remember(self.ids)
+        self.stop_strings = StopStrings(stop)
+        self.eos_ids: Any = frozenset() if ignore_eos else model.tokenizer.eos_ids
+        self.stream = model.tokenizer.stream()
+        self.timer, self.began_s, self.wall_s = timer, began_s, 0.0
+        self.token_s: list[float] = []
+        self.finish_reason: str | None = None
+        self.text: list[str] = []
+        self.pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.stop_event, self.ended = threading.Event(), threading.Event()
+        self.completion: Completion | None = None
+        self.error: BaseException | None = None
+        self.on_end: Callable[[], None] | None = None
+        self.meta: dict[str, Any] = {
+            "model": model.name,
+            "weights": model.weights or dtype_name(model.dtype),
+            "dtype": dtype_name(model.dtype),
+            "device": str(model.device),
+            "sampling": vars(sampling),
+            "seed": seed,
+        }
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer's tokens so far."""
+        return self.ids[self.n_prompt :]
+
+    @property
+    def n_new(self) -> int:
+        """How many those are."""
+        return len(self.ids) - self.n_prompt
+
+    # --- for whoever computes -------------------------------------------------------------------------
+
+    def choose(self, logits: Tensor | Callable[[], int]) -> int:
+        """The next token from logits (V,), or from a step that found it itself (``Sampler``)."""
+        return self.sampler(logits)
+
+    def accept(self, token_ids: Iterable[int]) -> int:
+        """Append tokens, giving their text to the reader, until one ends the answer; how many were taken."""
+        n = 0
+        for n, token_id in enumerate(token_ids, 1):  # noqa: B007
+            self.finish_reason = self._emit(token_id)
+            if self.finish_reason:
+                break
+        return n
+
+    def _emit(self, token_id: int) -> str | None:
+        with self.timer("detokenize"):
+            self.ids.append(token_id)
+            ends = token_id in self.eos_ids
+            if not ends:
+                self._write(self.stop_strings.push(self.stream.push(token_id)))
+            self.token_s.append(self.timer.now_s() - self.began_s)
+        if ends or self.stop_strings.hit:
+            return "stop"
+        if self.n_new >= self.max_new_tokens:
+            return "length"
+        return "cancelled" if self.stop_event.is_set() else None
+
+    def _write(self, piece: str) -> None:
+        if piece:
+            self.text.append(piece)
+            self.pieces.put(piece)
+
+    def finish(self) -> None:
+        """Show the text that was held back: no token follows."""
+        with self.timer("detokenize"):
+            if not self.stop_strings.hit:
+                self._write(self.stop_strings.push(self.stream.flush()))
+                self._write(self.stop_strings.flush())
+
+    def close(self, trace: Trace | None = None, error: BaseException | None = None) -> None:
+        """Tell the reader that this is all: with the trace of what was done, or with what went wrong."""
+        if self.ended.is_set():
+            return
+        if trace is not None and self.finish_reason is not None:
+            self.completion = Completion("".join(self.text), self.token_ids, self.finish_reason, trace)
+        self.error = error
+        self.ended.set()
+        self.pieces.put(None)
+        if self.on_end is not None:
+            self.on_end()
+
+
+def check_max_new_tokens(max_new_tokens: Any) -> None:
+    """Raise ValueError unless it is a whole number, 1 or more."""
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, 1 or more.")
