@@ -26,7 +26,8 @@ LAYERS: list[set[str]] = [
     {"model"},
     {"decoding", "checkpoint", "perf"},
     {"pipeline"},
-    {"serving", "diagnose"},
+    {"diagnose"},
+    {"serving"},
     {"ui", "cli"},
 ]
 """docs/design.md, "Who may import whom", bottom first. A room imports only from layers below its own (and itself)."""
