@@ -96,7 +96,7 @@ class Pipeline:
         with timer("tokenize"):
             messages = [{"role": "user", "content": prompt}]
             text = self.model.tokenizer.apply_chat_template(messages) if chat else prompt
-            prompt_ids = self.model.tokenizer.encode(text)
+            prompt_ids = self.model.tokenizer.encode_prompt(text, chat=chat)
         with timer("schedule"):
             sequence = Sequence(
                 self.model,
@@ -107,6 +107,7 @@ class Pipeline:
                 max_new_tokens=max_new_tokens,
                 stop=stop,
                 ignore_eos=ignore_eos,
+                continues=not chat,
             )
             sequence.meta["weights_bytes"] = self.weights_bytes
             engine = Engine(

@@ -22,7 +22,8 @@ class Sequence:
     reads holds a ``Run`` on it. Its state is its own, so an interrupted run leaves nothing behind.
 
     ``timer`` is the clock that its times are read from: its own, or an engine's that it shares; ``began_s`` is its
-    zero there. Raises ValueError for a prompt longer than the context, or ``max_new_tokens`` below 1."""
+    zero there. ``continues``: the answer goes on from the prompt's last word; a chat's is a text of its own. Raises
+    ValueError for a prompt longer than the context, or ``max_new_tokens`` below 1."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Sequence:
         max_new_tokens: int = 128,
         stop: Listed[str] = (),
         ignore_eos: bool = False,
+        continues: bool = True,
         began_s: float = 0.0,
     ) -> None:
         check_max_new_tokens(max_new_tokens)
@@ -56,7 +58,8 @@ class Sequence:
         self.sampler.remember(self.ids)
         self.stop_strings = StopStrings(stop)
         self.eos_ids: Any = frozenset() if ignore_eos else model.tokenizer.eos_ids
-        self.stream = model.tokenizer.stream()
+        self.stream = model.tokenizer.stream(continues=continues)
+        self._hidden_text = model.tokenizer.hidden_text
         self.timer, self.began_s, self.wall_s = timer, began_s, 0.0
         self.token_s: list[float] = []
         self.finish_reason: str | None = None
@@ -105,7 +108,7 @@ class Sequence:
             self.ids.append(token_id)
             ends = token_id in self.eos_ids
             if not ends:
-                self._write(self.stop_strings.push(self.stream.push(token_id)))
+                self._write(self.stop_strings.push(self.stream.push(token_id), self._hidden_text(token_id)))
             self.token_s.append(self.timer.now_s() - self.began_s)
         if ends or self.stop_strings.hit:
             return "stop"

@@ -64,6 +64,7 @@ def load(
         component, config = chosen
         transformer = component.build(config, transformer=transformer)
     backends.settle(backend, transformer)  # what the first run would otherwise be timed at
+    tokenizer.fit(transformer.config.vocab_size)
     tokenizer.settle()
     held = None if chosen is None else chosen[0].name
     return Model(transformer, tokenizer, name=str(name), weights=held, backend=backend, source=source)

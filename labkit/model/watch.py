@@ -102,7 +102,7 @@ def look_inside(model: Model, prompt: str | Sequence[int], *, layers: Sequence[i
     ``layers``: whose attention maps to keep; None keeps all. Raises ValueError for an empty or too long prompt, for
     a layer that does not exist, and when the maps would take more than 256 MiB (it says how many would fit).
     """
-    token_ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+    token_ids = model.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
     config = model.config
     ids = torch.tensor(token_ids, dtype=torch.int64, device=model.device)
     check_token_ids(ids, config)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from labkit.tokenizer.unicode16 import WHITE_SPACE, is_word_character
 
-_SPACES = "".join(chr(code) for low, high in WHITE_SPACE for code in range(low, high + 1))
+SPACES = "".join(chr(code) for low, high in WHITE_SPACE for code in range(low, high + 1))
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class AddedTokens:
 
     def __init__(self, tokens: Iterable[AddedToken], normalize: Callable[[str], str] | None = None) -> None:
         self.tokens = tuple(token for token in tokens if token.content)
+        self.contents = frozenset(token.content for token in self.tokens)
         self.normalize = normalize
         self._raw = _Matcher([token for token in self.tokens if not token.normalized], None)
         self._normalized = _Matcher([token for token in self.tokens if token.normalized], normalize)
@@ -75,10 +76,10 @@ class _Matcher:
             if token.single_word and (_is_word(text[start - 1 : start]) or _is_word(text[stop : stop + 1])):
                 continue
             if token.lstrip:
-                while start > end and text[start - 1] in _SPACES:
+                while start > end and text[start - 1] in SPACES:
                     start -= 1
             if token.rstrip:
-                while stop < len(text) and text[stop] in _SPACES:
+                while stop < len(text) and text[stop] in SPACES:
                     stop += 1
             if start > end:
                 pieces.append(text[end:start])

@@ -130,7 +130,7 @@ def _encode_plain(tokenizer: Tokenizer, kernels: Any, pieces: Sequence[str]) -> 
     try:
         data = [piece.encode() for piece in pieces]
     except UnicodeEncodeError as error:
-        from labkit.tokenizer.tokenizer import surrogate_error
+        from labkit.tokenizer.words import surrogate_error
 
         raise surrogate_error(str(error.object)) from error
     for ids, ends in _tables(tokenizer).encode(kernels, data):

@@ -113,7 +113,7 @@ class DeviceEncoder:
                     piece if isinstance(piece, int) else piece.encode() for piece in self._tokenizer._added.split(text)
                 ]
             except UnicodeEncodeError as error:
-                from labkit.tokenizer.tokenizer import surrogate_error
+                from labkit.tokenizer.words import surrogate_error
 
                 raise surrogate_error(text) from error
             group.append(pieces)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from labkit.tokenizer import ends
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import ByteLevelCodec
 from labkit.tokenizer.merging import merge_ranks
@@ -62,15 +63,17 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], added: Seque
         words=words,
         pretokenize=PreTokenizer(GGUF_PRE[pre]),
         added=AddedTokens(added),
-        codec=ByteLevelCodec(dict(enumerate(tokens)), special),
+        codec=ByteLevelCodec(dict(enumerate(tokens)), special, frozenset(token.id for token in added)),
         vocab_size=len(tokens),
         **common_options(
-            metadata, tokens, add_bos_default=pre in GGUF_IGNORE_MERGES and pre not in ("gpt-4o", "llama4")
+            metadata, tokens, added, add_bos_default=pre in GGUF_IGNORE_MERGES and pre not in ("gpt-4o", "llama4")
         ),
     )
 
 
-def common_options(metadata: Mapping[str, Any], tokens: Sequence[str], *, add_bos_default: bool) -> dict[str, Any]:
+def common_options(
+    metadata: Mapping[str, Any], tokens: Sequence[str], added: Sequence[AddedToken], *, add_bos_default: bool
+) -> dict[str, Any]:
     """BOS, EOS and the chat template: what every kind of tokenizer reads from the same keys."""
 
     def token_id(name: str) -> int | None:
@@ -82,16 +85,19 @@ def common_options(metadata: Mapping[str, Any], tokens: Sequence[str], *, add_bo
         return int(value)
 
     bos, eos, padding = token_id("bos"), token_id("eos"), token_id("padding")
-    ends = [i for i in (eos, token_id("eot"), token_id("eom")) if i is not None]
+    if metadata.get("tokenizer.ggml.model") == "llama":  # SentencePiece's own numbers, where a file names none
+        bos, eos = (1 if bos is None else bos), (2 if eos is None else eos)
+    end_ids = [i for i in (eos, token_id("eot"), token_id("eom")) if i is not None]
+    end_ids += ends.by_name({token.content: token.id for token in added})
+    prefix = [] if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", add_bos_default) else [bos]
     named = {"bos_token": bos, "eos_token": eos, "pad_token": padding, "unk_token": token_id("unknown")}
     return {
         "bos_id": bos,
-        "eos_ids": ends,
+        "eos_ids": end_ids,
         "chat_template": metadata.get("tokenizer.chat_template"),
         "template_variables": {name: tokens[i] for name, i in named.items() if i is not None},
-        "prefix_ids": [bos]
-        if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", add_bos_default)
-        else [],
+        "prefix_ids": prefix,
+        "chat_prefix_ids": prefix,
         "suffix_ids": [eos] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else [],
     }
 

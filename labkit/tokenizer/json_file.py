@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.tokenizer import normalize, sentencepiece
+from labkit.tokenizer import ends, normalize, sentencepiece
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import ByteLevelCodec
 from labkit.tokenizer.merging import merge_ranks
@@ -87,7 +87,7 @@ def _build(spec: Mapping[str, Any], model: Mapping[str, Any], folder: Path) -> T
         prefix_ids=prefix,
         suffix_ids=suffix,
         vocab_size=1 + max(tokens),
-        **_beside(folder, {content: i for i, content in tokens.items()}),
+        **_beside(folder, {content: i for i, content in tokens.items()}, added),
     )
 
 
@@ -194,9 +194,8 @@ def _flatten(spec: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]
     return [step for part in spec[key] for step in _flatten(part, key)] if spec["type"] == "Sequence" else [spec]
 
 
-def _beside(folder: Path, ids: Mapping[str, int]) -> dict[str, Any]:
+def _beside(folder: Path, ids: Mapping[str, int], added: Sequence[AddedToken]) -> dict[str, Any]:
     config = _read_json(folder / "tokenizer_config.json", missing={})
-    generation = _read_json(folder / "generation_config.json", missing={})
     names = {}
     for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(key)
@@ -208,10 +207,13 @@ def _beside(folder: Path, ids: Mapping[str, int]) -> dict[str, Any]:
         template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
     if (folder / "chat_template.jinja").is_file():
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    eos = generation.get("eos_token_id")
-    eos_ids = list(eos) if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
-    if "eos_token" in names and ids[names["eos_token"]] not in eos_ids:
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"{folder}: chat_template is a {type(template).__name__}, but must be text")
+    eos_ids = _ends(folder)
+    if "eos_token" in names:
         eos_ids.append(ids[names["eos_token"]])
+    if template is not None:
+        eos_ids += ends.by_name({token.content: token.id for token in added if token.special}, template)
     bos = names.get("bos_token")
     return {
         "bos_id": None if bos is None else ids[bos],
@@ -219,6 +221,19 @@ def _beside(folder: Path, ids: Mapping[str, int]) -> dict[str, Any]:
         "chat_template": template,
         "template_variables": names,
     }
+
+
+def _ends(folder: Path) -> list[int]:
+    """``eos_token_id``, a number or a list: generation_config.json's word, else config.json's (as in transformers)."""
+    generation = _read_json(folder / "generation_config.json", missing={})
+    config = _read_json(folder / "config.json", missing={})
+    text_config = config.get("text_config")
+    parts = (generation, config, text_config if isinstance(text_config, Mapping) else {})
+    stated = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), [])
+    stated = stated if isinstance(stated, list) else [stated]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in stated):
+        raise ValueError(f"{folder}: eos_token_id is {stated!r:.80}, but must be a token's number, or a list of them")
+    return list(stated)
 
 
 def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -87,12 +87,22 @@ def _merge_by_queue(symbols: list[str], ranks: Mapping[str, int]) -> list[str]:
     return [part for part in parts if part is not None]
 
 
+REAL_SPACE = "\ud800"
+"""What a space is written as inside symbols and merge tables: a lone surrogate, which no text can hold."""
+
+
 def merge_ranks(merges: Iterable[Any], vocab: Mapping[str, int]) -> dict[str, int]:
-    """ "left right" -> rank, from a list of such strings or of pairs; ValueError for a merge that makes no token."""
-    lines = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    """ "left right" -> rank, from a list of such strings or of pairs; ValueError for a merge that makes no token.
+
+    Parts may hold spaces when they come as pairs: see ``REAL_SPACE``.
+    """
+    lines = [
+        merge if isinstance(merge, str) else " ".join([part.replace(" ", REAL_SPACE) for part in merge])
+        for merge in merges
+    ]
     ranks = {merge: rank for rank, merge in enumerate(lines)}
     for merge in ranks:
-        if merge.count(" ") != 1 or merge.replace(" ", "") not in vocab:
+        if merge.count(" ") != 1 or merge.replace(" ", "").replace(REAL_SPACE, " ") not in vocab:
             raise ValueError(
                 f"merge {ranks[merge]} of the tokenizer file is {merge!r}, which does not join two parts into a token "
                 "of the vocabulary: the file is damaged or of another kind"

@@ -13,8 +13,8 @@ from typing import Any
 
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import TokenBytes
-from labkit.tokenizer.merging import JoinedRanks
-from labkit.tokenizer.stream import StreamDecoder
+from labkit.tokenizer.merging import REAL_SPACE, JoinedRanks
+from labkit.tokenizer.stream import BytesByCharacter, StreamDecoder
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import WordEncoder
 
@@ -38,8 +38,12 @@ class PieceWords(WordEncoder):
         fuse_unknown: bool = True,
         ignore_merges: bool = False,
     ) -> None:
+        self.has_spaces = any(" " in token for token in vocab)
+        if self.has_spaces:
+            vocab = {token.replace(" ", REAL_SPACE): i for token, i in vocab.items()}
         super().__init__(vocab, ranks, ignore_merges=ignore_merges)
-        self.unknown, self.fuse_unknown = unknown, fuse_unknown
+        self.unknown = unknown.replace(" ", REAL_SPACE) if unknown and self.has_spaces else unknown
+        self.fuse_unknown = fuse_unknown
         self.byte_tokens = {byte: f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" in vocab}
         if not byte_fallback:
             self.byte_tokens = {}
@@ -48,12 +52,12 @@ class PieceWords(WordEncoder):
         vocab = self.vocab
         symbols: list[str] = []
         complete, after_unknown = True, False
-        for char in word:
+        for char in word.replace(" ", REAL_SPACE) if self.has_spaces else word:
             was_unknown, after_unknown = after_unknown, False
             if char in vocab:
                 symbols.append(char)
                 continue
-            data = char.encode()
+            data = b" " if char == REAL_SPACE else char.encode()
             if all(byte in self.byte_tokens for byte in data):
                 symbols += [self.byte_tokens[byte] for byte in data]
             elif self.unknown is not None:
@@ -91,37 +95,61 @@ class PieceSplit:
 
 
 def can_cut_before_space(tokens: Iterable[str]) -> bool:
-    """Whether no token holds a "▁" behind another character, so that words may be cut there."""
-    return not any(SPACE in token.lstrip(SPACE) for token in tokens if SPACE in token)
+    """Whether no token holds a "▁" behind another character, nor a real space, so that words may be cut there."""
+    return not any(" " in token or SPACE in token.lstrip(SPACE) for token in tokens if SPACE in token or " " in token)
 
 
 class PieceCodec:
     """Ids to text: "▁" is a space, a run of byte tokens is UTF-8 (U+FFFD for each byte if the run is not valid).
 
-    With `strip_first`, one space at the very start of the text is the one that encoding put there, and is removed.
+    With `strip_first`, one space at the very start of the text is the one that encoding put there, and is removed; a
+    stream that continues a text has no such start.
     """
 
     def __init__(self, tokens: Mapping[int, str], special_ids: frozenset[int], *, strip_first: bool) -> None:
         self._byte_of = {
-            i: int(match.group(1), 16) for i, token in tokens.items() if (match := _BYTE_TOKEN.fullmatch(token))
+            i: int(match.group(1), 16)
+            for i, token in tokens.items()
+            if len(token) == 6 and (match := _BYTE_TOKEN.fullmatch(token))
         }
         self.token_bytes = TokenBytes(tokens, _piece_bytes)
         self._special_ids = special_ids
         self._strip_first = strip_first
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        stream = self.stream(skip_special_tokens)
-        return "".join([stream.push(i) for i in ids]) + stream.flush()
+        text: list[str] = []
+        run = bytearray()
+        for i in ids:
+            data = self.token_bytes[i]
+            if skip_special_tokens and i in self._special_ids:
+                continue
+            if i in self._byte_of:
+                run += data
+            else:
+                text += (_whole_run(run), data.decode())
+                run.clear()
+        joined = "".join(text) + _whole_run(run)
+        return joined.removeprefix(" ") if self._strip_first else joined
 
-    def stream(self, skip_special_tokens: bool) -> StreamDecoder:
+    def stream(self, skip_special_tokens: bool, continues: bool) -> StreamDecoder:
         skipped = self._special_ids if skip_special_tokens else frozenset()
-        return PieceStream(self.token_bytes.__getitem__, self._byte_of, skipped, strip_first=self._strip_first)
+        strips = self._strip_first and not continues
+        return PieceStream(self.token_bytes.__getitem__, self._byte_of, skipped, strip_first=strips)
+
+
+def _whole_run(run: bytearray) -> str:
+    """A run of byte tokens: one bad byte turns all of it into U+FFFD, as in `tokenizers`."""
+    try:
+        return run.decode()
+    except UnicodeDecodeError:
+        return "\N{REPLACEMENT CHARACTER}" * len(run)
 
 
 class PieceStream:
-    """Stream decoder of SentencePiece vocabularies.
+    """Stream decoder of SentencePiece vocabularies: a character of byte tokens appears with its last byte.
 
-    A run of byte tokens is held back until it ends, because one bad byte at its end turns the whole run into U+FFFD.
+    ``decode`` turns a whole run of byte tokens into U+FFFD when one of its bytes is bad; a stream has shown the
+    run's good characters by then and takes nothing back, so there the two differ (as do the reference's).
     """
 
     def __init__(
@@ -134,29 +162,21 @@ class PieceStream:
     ) -> None:
         self._token_bytes, self._byte_of, self._skipped = token_bytes, byte_of, skipped
         self._strip_first = strip_first
-        self._run = bytearray()
         self._at_start = strip_first
+        self._run = BytesByCharacter()
 
     def push(self, token_id: int) -> str:
         data = self._token_bytes(token_id)
         if token_id in self._skipped:
             return ""
         if token_id in self._byte_of:
-            self._run.append(self._byte_of[token_id])
-            return ""
-        return self._out(self._end_run() + data.decode())
+            return self._out(self._run.push(data))
+        return self._out(self._run.flush() + data.decode())
 
     def flush(self) -> str:
-        text = self._out(self._end_run())
+        text = self._out(self._run.flush())
         self._at_start = self._strip_first
         return text
-
-    def _end_run(self) -> str:
-        run, self._run = bytes(self._run), bytearray()
-        try:
-            return run.decode()
-        except UnicodeDecodeError:
-            return "\N{REPLACEMENT CHARACTER}" * len(run)
 
     def _out(self, text: str) -> str:
         if self._at_start and text:
@@ -198,5 +218,5 @@ def from_gguf(
             dict(enumerate(tokens)), frozenset(token.id for token in added if token.special), strip_first=prefix
         ),
         vocab_size=len(tokens),
-        **common_options(metadata, tokens, add_bos_default=True),
+        **common_options(metadata, tokens, added, add_bos_default=True),
     )

@@ -25,6 +25,32 @@ class StreamDecoder(Protocol):
         ...
 
 
+class BytesByCharacter:
+    """UTF-8 that comes in bytes: each character when it is whole, U+FFFD for each byte that belongs to none."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def push(self, data: bytes) -> str:
+        """The characters that became whole."""
+        return self._out(self._held + data, final=False)
+
+    def flush(self) -> str:
+        """The rest, at the end of the bytes."""
+        return self._out(self._held, final=True)
+
+    def _out(self, data: bytes, *, final: bool) -> str:
+        text = ""
+        while True:
+            try:
+                out, n_used = codecs.utf_8_decode(data, "strict", final)
+                self._held = data[n_used:]
+                return text + out
+            except UnicodeDecodeError as error:
+                text += data[: error.start].decode() + "\N{REPLACEMENT CHARACTER}"
+                data = data[error.start + 1 :]
+
+
 class Utf8Stream:
     """Stream decoder of byte-level vocabularies: a token is some bytes, the text is their UTF-8.
 

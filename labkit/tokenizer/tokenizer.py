@@ -7,11 +7,12 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.tokenizer import batch, chat
+from labkit.tokenizer import batch, chat, ends
 from labkit.tokenizer.added import AddedTokens
+from labkit.tokenizer.codec import TokenBytes, as_ids
 from labkit.tokenizer.pretokenize import Splitter
 from labkit.tokenizer.stream import StreamDecoder
-from labkit.tokenizer.words import UNENCODABLE_POLICIES, ByteWords, WordEncoder
+from labkit.tokenizer.words import UNENCODABLE_POLICIES, ByteWords, WordEncoder, surrogate_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +24,11 @@ class Codec(Protocol):
     """How ids become text (see :mod:`labkit.tokenizer.codec`)."""
 
     @property
-    def token_bytes(self) -> Mapping[int, bytes]: ...
+    def token_bytes(self) -> TokenBytes: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
-    def stream(self, skip_special_tokens: bool) -> StreamDecoder: ...
+    def stream(self, skip_special_tokens: bool, continues: bool) -> StreamDecoder: ...
 
 
 class Tokenizer:
@@ -54,6 +55,7 @@ class Tokenizer:
         template_variables: Mapping[str, Any] | None = None,
         prefix_ids: Sequence[int] = (),
         suffix_ids: Sequence[int] = (),
+        chat_prefix_ids: Sequence[int] = (),
         vocab_size: int | None = None,
     ) -> None:
         self.kind = kind  # "byte-level BPE" or "SentencePiece BPE"
@@ -62,6 +64,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.added_tokens = added.tokens  # every AddedToken, special or not
         self.special_tokens: dict[str, int] = {token.content: token.id for token in added.tokens if token.special}
+        self._special_text = {i: content for content, i in self.special_tokens.items()}
         self.vocab_size = vocab_size if vocab_size is not None else 1 + max(words.vocab.values(), default=-1)
         self.pretokenize = pretokenize
         self._words = words
@@ -69,6 +72,9 @@ class Tokenizer:
         self._codec = codec
         self._template_variables = dict(template_variables or {})
         self._prefix_ids, self._suffix_ids = list(prefix_ids), list(suffix_ids)
+        self._chat_prefix_ids = list(chat_prefix_ids)  # in front of a chat whose template does not write them
+        self._knows_turn_end = False
+        self.n_rows: int | None = None  # of the model's embedding, once there is a model
         self._native: Any = None  # the compiled encoder's tables, made when a long text or a batch first needs them
         self._batched: Any = None  # the same for tensors on a device
 
@@ -110,6 +116,40 @@ class Tokenizer:
             words.report()
         return ids + self._suffix_ids if add_special_tokens else ids
 
+    def encode_prompt(self, text: str, *, chat: bool = False) -> list[int]:
+        """The ids that a model is given for a text: with what its file prescribes around it (Llama's BOS).
+
+        With `chat` the text comes out of the chat template, which writes its own special tokens: nothing is added,
+        unless the file's own reference adds it (llama.cpp puts a GGUF's BOS in front of a template without one).
+        Raises ValueError as :meth:`encode` does, and for an id that has no row in the model (see :meth:`fit`).
+        """
+        ids = self.encode(text, add_special_tokens=not chat)
+        n = len(self._chat_prefix_ids)
+        if chat and n and ids[:n] != self._chat_prefix_ids:
+            ids = self._chat_prefix_ids + ids
+        if self.n_rows is not None and max(ids, default=0) >= self.n_rows:
+            i = max(ids)
+            raise ValueError(
+                f"the token {self._special_text.get(i) or self.decode([i])!r} has the id {i}, but the model has rows "
+                f"for {self.n_rows} ids only: its tokenizer knows a token that it was not trained with. "
+                "Take it out of the prompt."
+            )
+        return ids
+
+    def fit(self, n_rows: int) -> None:
+        """Learn how many rows the model's embedding has.
+
+        More rows than tokens are padding: an id there decodes to nothing. Raises ValueError when a word of the
+        vocabulary has no row; an added token without one (Gemma 3's image token) is refused where it is used.
+        """
+        words = self._words.vocab
+        if beyond := [word for word, i in words.items() if not 0 <= i < n_rows and word not in self._added.contents]:
+            raise ValueError(
+                f"the tokenizer and the weights belong to different models: {len(beyond)} of {len(words)} tokens, "
+                f"{beyond[0]!r} (id {words[beyond[0]]}) for one, have no row among the embedding's {n_rows}."
+            )
+        self.n_rows = self._codec.token_bytes.n_rows = n_rows
+
     def encode_batch(self, texts: Sequence[str], device: str | torch.device | None = None) -> list[Any]:
         """The ids of many texts at once, each as :meth:`encode` gives it.
 
@@ -139,12 +179,16 @@ class Tokenizer:
 
         Raises ValueError for an id outside the vocabulary.
         """
-        return self._codec.decode(_as_ids(ids), skip_special_tokens)
+        return self._codec.decode(as_ids(ids), skip_special_tokens)
 
-    def stream(self, skip_special_tokens: bool = True) -> StreamDecoder:
+    def stream(self, skip_special_tokens: bool = True, *, continues: bool = False) -> StreamDecoder:
         """A decoder for ids that arrive one at a time: ``.push(id)`` and, at the end, ``.flush()`` give whole
-        characters."""
-        return self._codec.stream(skip_special_tokens)
+        characters. With `continues` the ids go on from an earlier text, whose last word a space may follow."""
+        return self._codec.stream(skip_special_tokens, continues)
+
+    def hidden_text(self, token_id: int) -> str:
+        """The text of a special token, which a stream leaves out; "" for any other."""
+        return self._special_text.get(token_id, "")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; ValueError for an id outside the vocabulary."""
@@ -165,8 +209,15 @@ class Tokenizer:
                 "this model's files carry no chat template, so it was not trained to chat: "
                 "give it plain text (chat=False) or load an instruct model"
             )
-        variables = {"tools": None, "documents": None, **self._template_variables, **variables}
-        return chat.render(self.chat_template, messages, add_generation_prompt=add_generation_prompt, **variables)
+        if not self._knows_turn_end and add_generation_prompt:
+            self._knows_turn_end = True
+            end = ends.in_template(self._laid_out, self.encode, frozenset(self._special_text))
+            self.eos_ids |= frozenset(() if end is None else (end,))
+        return self._laid_out(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def _laid_out(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        known = {"add_generation_prompt": False, "tools": None, "documents": None} | self._template_variables
+        return chat.render(self.chat_template or "", messages, **(known | variables))
 
     def settle(self) -> None:
         """Compile the chat template now (and import Jinja), not in the first run. A broken one is that run's error."""
@@ -230,25 +281,3 @@ class Tokenizer:
         from labkit.tokenizer.tiktoken_file import load
 
         return load(path, pattern=pattern, **options)
-
-
-def _as_ids(ids: Any) -> list[int]:
-    if hasattr(ids, "tolist"):
-        ids = ids.tolist()
-    if isinstance(ids, int):
-        return [ids]
-    if isinstance(ids, str):
-        raise TypeError("decode() takes token ids, not text")
-    ids = list(ids)
-    if ids and not isinstance(ids[0], int):
-        ids = [int(i) for i in ids]
-    return ids
-
-
-def surrogate_error(text: str) -> ValueError:
-    """The error for a text with a lone surrogate: where it is and how to repair it."""
-    at = next(i for i, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF)
-    return ValueError(
-        f"the text holds a lone surrogate (U+{ord(text[at]):04X} at index {at}), which is not a character and has no "
-        'UTF-8 form; repair it first: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-    )

@@ -95,3 +95,12 @@ class ByteWords(WordEncoder):
             return to_symbols("".join("\N{REPLACEMENT CHARACTER}" if c in lost else c for c in word).encode()), False
         # As the reference does: only the bytes that have no token go, and what stood on both sides may merge.
         return [symbol for symbol in symbols if symbol not in self.missing], False
+
+
+def surrogate_error(text: str) -> ValueError:
+    """The error for a text with a lone surrogate: where it is and how to repair it."""
+    at = next(i for i, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF)
+    return ValueError(
+        f"the text holds a lone surrogate (U+{ord(text[at]):04X} at index {at}), which is not a character and has no "
+        'UTF-8 form; repair it first: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+    )

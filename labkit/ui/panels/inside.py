@@ -19,7 +19,7 @@ MAX_SHOWN_TOKENS = 48
 def measure(lab: Any, job: Any, *, prompt: str, layer: int, head: int, show: str) -> Result:
     """One attention map, the logit lens, or the norms of the hidden states, of the reader's own prompt."""
     job.progress(-1, "reading the prompt")
-    ids = lab.tokenizer.encode(prompt)[:MAX_SHOWN_TOKENS]
+    ids = lab.tokenizer.encode_prompt(prompt)[:MAX_SHOWN_TOKENS]
     inside = look_inside(lab.model, ids, layers=[layer])
     return VIEWS[show](inside, layer, head)
 

@@ -100,7 +100,7 @@ def climb_panel(lab: Any, guess: Any = None) -> Experiment:
 @torch.inference_mode()
 def next_logits(model: Any, prompt: str) -> torch.Tensor:
     """Logits (V,) float32 of the token after ``prompt``."""
-    return model(model.tokenizer.encode(prompt))[-1].cpu()
+    return model(model.tokenizer.encode_prompt(prompt))[-1].cpu()
 
 
 def measure_choice(lab: Any, job: Any, *, prompt: str, temperature: float, top_p: float, n_draws: int) -> Result:

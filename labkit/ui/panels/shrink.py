@@ -108,7 +108,7 @@ KINDS: dict[str, Any] = {
 def manual_text(lab: Any, n_tokens: int) -> list[int]:
     """The first tokens of Python's own manual: English prose that every Python carries."""
     text = "\n".join(topics.topics.values())
-    return lab.tokenizer.encode(text[: 8 * n_tokens])[:n_tokens]
+    return lab.tokenizer.encode_prompt(text[: 8 * n_tokens])[:n_tokens]
 
 
 def measure_loss(lab: Any, job: Any, *, n_tokens: int) -> Result:

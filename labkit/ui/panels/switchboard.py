@@ -203,9 +203,10 @@ class Switchboard:
         if model is None or not text:
             self.switches.say_tokens(None, None)
             return
-        if self.switches.chat.value:
+        chat = self.switches.chat.value
+        if chat:
             text = model.tokenizer.apply_chat_template([{"role": "user", "content": text}])
-        self.switches.say_tokens(len(model.tokenizer.encode(text)), model.config.context_tokens)
+        self.switches.say_tokens(len(model.tokenizer.encode_prompt(text, chat=chat)), model.config.context_tokens)
 
     def _ready(self) -> None:
         self.bars.show(None, text="", prompt="", running=False, tiles=tiles(None))

@@ -156,7 +156,7 @@ class TokenView:
 
     def _show(self) -> None:
         text = self.text.value
-        self.ids = self.tokenizer.encode(text)
+        self.ids = self.tokenizer.encode_prompt(text)
         self.error.clear()
         n_bytes = len(text.encode())
         ratio = f", {n_bytes / len(self.ids):.1f} bytes a token" if self.ids else ""
@@ -240,7 +240,7 @@ def tokens_of(texts: dict[str, str]) -> HTML:
     tokenizer = default_tokenizer()
     parts = []
     for name, text in texts.items():
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode_prompt(text)
         count = f"{len(text)} characters, {len(ids)} tokens"
         parts.append(
             f"<div style='margin-top:6px'><b>{escape(name)}</b> <span class='lk-muted'>{count}</span>"
