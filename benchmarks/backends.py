@@ -23,8 +23,8 @@ from statistics import median, quantiles
 import torch
 
 import labkit
-from labkit import registry
-from labkit.kernels import backends, compiled
+from labkit import backends, registry
+from labkit.backends import compiled
 from labkit.kvcache.reader import compile_cpu_kernel
 from labkit.perf.timer import Timer
 

@@ -147,10 +147,10 @@ class Ours:
 
     def prefill(self, ids: torch.Tensor, n_new: int) -> torch.Tensor:
         self.cache = ContiguousCache(self.model.cache_entries, capacity_tokens=len(ids) + n_new)
-        return self.model(ids, self.cache, last_only=True)[0]
+        return self.model(ids, self.cache, rows="last")[0]
 
     def decode(self, token: torch.Tensor) -> torch.Tensor:
-        return self.model(token, self.cache, last_only=True)[0]
+        return self.model(token, self.cache, rows="last")[0]
 
 
 def timed(runner: Any, ids: torch.Tensor, n_new: int) -> tuple[float, float, list[int]]:

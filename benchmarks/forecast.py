@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import labkit
-from labkit.kernels import backends
+from labkit import backends
 from labkit.perf import hardware, rates
 from labkit.perf.busy import BusyWatch
 from labkit.perf.forecast import Forecast, forecast

@@ -106,7 +106,7 @@ def ceilings(dtype: torch.dtype) -> dict[str, float]:
 def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new: int = 64) -> dict[str, Any]:
     """Decode and prefill of one shape; shares of the measured ceilings."""
     import labkit
-    from labkit.kernels import backends
+    from labkit import backends
     from labkit.kvcache.contiguous import ContiguousCache
     from labkit.perf.timer import NULL_TIMER
 
@@ -123,7 +123,7 @@ def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new
         cache = ContiguousCache(
             transformer.cache_entries, capacity_tokens=n_prompt + 8 * n_new, device="cuda", dtype=model.dtype
         )
-        step = backends.build_cuda_graph(None, transformer=transformer, cache=cache)
+        step = backends.bind("cuda-graph", transformer=transformer, cache=cache)[1]
         if step.computed_by != "cuda-graph":
             raise RuntimeError(step.reason)
         ids = torch.randint(0, model.config.vocab_size, (n_prompt,), device="cuda")

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import labkit
-from labkit.kernels import backends
+from labkit import backends
 from labkit.kernels.cpu import turnout
 from labkit.perf.trace import quantile
 

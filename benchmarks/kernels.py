@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from labkit.kernels import backends
+from labkit import backends
 from labkit.kernels.cpu import cells, linear, machine_code, memory, plan, team
 from labkit.quant.rtn import Int4, to_int4, to_int8, to_w8a8
 

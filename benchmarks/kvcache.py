@@ -127,7 +127,7 @@ def step(rounds: int) -> list[dict[str, Any]]:
             def one() -> None:
                 n = cache.n_tokens()
                 with torch.inference_mode():
-                    model.transformer(torch.tensor([5]), cache, last_only=True)
+                    model.transformer(torch.tensor([5]), cache, rows="last")
                 cache.truncate(n)
 
             return one
@@ -158,14 +158,14 @@ def speedup(rounds: int) -> list[dict[str, Any]]:
     with torch.inference_mode():
         for length in lengths:
             cache.reset()
-            model.transformer(torch.tensor(ids[: length - 1]), cache, last_only=True)
+            model.transformer(torch.tensor(ids[: length - 1]), cache, rows="last")
 
             def recompute(length: int = length) -> None:
                 none = build("none", layers, length, model.dtype)
-                model.transformer(torch.tensor(ids[:length]), none, last_only=True)
+                model.transformer(torch.tensor(ids[:length]), none, rows="last")
 
             def remember(length: int = length) -> None:
-                model.transformer(torch.tensor(ids[length - 1 : length]), cache, last_only=True)
+                model.transformer(torch.tensor(ids[length - 1 : length]), cache, rows="last")
                 cache.truncate(length - 1)
 
             times = interleaved({"none": recompute, "contiguous": remember}, rounds if length < 300 else 1)

@@ -20,8 +20,7 @@ from statistics import median
 import torch
 
 import labkit
-from labkit import registry
-from labkit.kernels import backends
+from labkit import backends, registry
 from labkit.perf.timer import NULL_TIMER, Timer
 
 

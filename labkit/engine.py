@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit import registry
-from labkit.kernels import backends
+from labkit import backends, registry
+from labkit.backends import Step
 from labkit.model.model import Model
 from labkit.sequence import Sequence
 
@@ -58,8 +58,8 @@ class Engine:
         self.model, self.timer, self.backend = model, timer, backend
         self.capacity_tokens, self.n_sequences = capacity_tokens, n_sequences
         self.cache: Any = None
-        self.compute: Any = None
-        """The backend's step function, bound to the cache."""
+        self.compute: Step | None = None
+        """The backend's step, bound to the cache."""
         self.meta: dict[str, Any] = {"kv_caches": []}
         self._wanted_cache: Any = None
         self.use_cache(kv_cache)
@@ -119,10 +119,10 @@ class Engine:
             with self.timer("embed"):
                 token_ids = parts[0][1] if len(parts) == 1 else [token_id for _, ids in parts for token_id in ids]
                 ids = torch.from_numpy(np.array(token_ids, np.int64))  # torch.tensor takes 50 us more
-                ids = ids.to(self.model.device)
             self.timer.steps[-1].n_tokens += len(token_ids)
             only_first = len(parts) == 1 and parts[0][0].sequence_id == 0
             counts = None if only_first else {sequence.sequence_id: len(ids) for sequence, ids in parts}
+            assert self.compute is not None
             return self.compute(ids, counts=counts, timer=self.timer, should_stop=should_stop)
 
     def _next_tokens(self, feed: Feed, rows: Iterator[torch.Tensor]) -> list[int]:
@@ -133,15 +133,17 @@ class Engine:
     def _step_chooses(self, sequence: Sequence, should_stop: Callable[[], bool]) -> bool:
         """Let a step that can find the most likely token itself do so (on a GPU, ahead of the host), where the
         sequence takes that and the cache lacks one token. Whether it did."""
-        if not (sequence.sequence_id == 0 and sequence.sampler.takes_largest and hasattr(self.compute, "choose_next")):
+        if self.compute is None or sequence.sequence_id != 0 or not sequence.sampler.takes_largest:
             return False
         if self.cache.n_tokens() != len(sequence.ids) - 1 or not sequence.n_new:
             return False
-        self.timer.steps[-1].n_tokens += 1
         more = sequence.n_new + 1 < sequence.max_new_tokens
         chosen = self.compute.choose_next(sequence.ids[-1], more=more, timer=self.timer, should_stop=should_stop)
+        if chosen is None:
+            return False
+        self.timer.steps[-1].n_tokens += 1
         with self.timer("sample"):
-            token_id = sequence.choose(chosen)
+            token_id = sequence.sampler.accept(chosen())
         self._take(sequence, [token_id])
         return True
 

@@ -90,8 +90,8 @@ class Sequence:
 
     # --- for whoever computes -------------------------------------------------------------------------
 
-    def choose(self, logits: Tensor | Callable[[], int]) -> int:
-        """The next token from logits (V,), or from a step that found it itself (``Sampler``)."""
+    def choose(self, logits: Tensor) -> int:
+        """The next token from logits (V,)."""
         return self.sampler(logits)
 
     def accept(self, token_ids: Iterable[int]) -> int:

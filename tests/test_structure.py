@@ -24,6 +24,7 @@ LAYERS: list[set[str]] = [
     {"kernels", "tokenizer", "prompts"},
     {"kvcache", "quant"},
     {"model"},
+    {"backends"},
     {"decoding", "checkpoint", "perf"},
     {"pipeline"},
     {"diagnose"},

@@ -28,7 +28,7 @@ def load(options):
 
     torch.set_num_threads(options["n_threads"])
     import labkit
-    from labkit.kernels import backends
+    from labkit import backends
 
     model = labkit.load(options["model"], dtype=options.get("dtype", "auto"), weights=options.get("weights"))
     model.tokenizer = Ids()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from labkit import registry
+from labkit import backends, registry
 from labkit.checkpoint.assemble import assemble
 from labkit.checkpoint.catalogue import DEFAULT, RANDOM, catalogue, models
 from labkit.checkpoint.fetch import fetch_default
@@ -21,7 +21,6 @@ from labkit.checkpoint.placement import choose_device, choose_dtype
 from labkit.checkpoint.random_weights import byte_vocabulary, random_transformer
 from labkit.checkpoint.safetensors import PICKLED, read_json, read_tensors, tensor_shapes, weight_files
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensors_from_gguf, tensors_from_hf
-from labkit.kernels import backends
 from labkit.model import Model
 from labkit.model.config import ModelConfig
 from labkit.model.transformer import Transformer
@@ -63,7 +62,7 @@ def load(
     if chosen is not None:
         component, config = chosen
         transformer = component.build(config, transformer=transformer)
-    backends.settle(backend, transformer)  # what the first run would otherwise be timed at
+    backends.warm_up(backend, transformer)  # what the first run would otherwise be timed at
     tokenizer.fit(transformer.config.vocab_size)
     tokenizer.settle()
     held = None if chosen is None else chosen[0].name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -33,17 +33,16 @@ class Sampler:
         """Whether the choice is the largest logit's, which a step may make itself."""
         return self.sampling.temperature == 0.0 and self.sampling.repetition_penalty == 1.0
 
-    def __call__(self, logits: Tensor | Callable[[], int]) -> int:
-        """One token id from logits (V,), or the largest's, which a step has found itself and gives when called (-1:
-        none). Raises ValueError when the logits are not numbers."""
-        if not isinstance(logits, Tensor):
-            token_id = logits()
-            if token_id >= 0:
-                return token_id  # nothing to remember: ``takes_largest``
-        elif isinstance(self._chance, random.Random):
+    def __call__(self, logits: Tensor) -> int:
+        """One token id from logits (V,). Raises ValueError when they are not numbers."""
+        if isinstance(self._chance, random.Random):
             token_id = self._on_cpu(logits.detach().float().numpy(), self._chance)
         else:
             token_id = self._on_device(logits, self._chance)
+        return self.accept(token_id)
+
+    def accept(self, token_id: int) -> int:
+        """A choice that is made: a step's own, say. Raises ValueError for -1, which means that there is none."""
         if token_id < 0:
             raise ValueError(
                 "the model's logits are not finite (NaN or infinity): its weights are damaged, or its dtype is too "

@@ -215,6 +215,9 @@ class KVCache(ABC):
     ) -> int:
         """What ``nbytes`` will be, before anything is allocated."""
 
+    def read_by_kernel(self) -> None:  # noqa: B027 - most kinds are read as tensors
+        """From now on let a kernel attend to steps of few tokens, where the kind and the device have one."""
+
     def last_rows(self) -> list[int]:
         """The row of each sequence's last token in the open step."""
         return [segment.row + segment.n_new - 1 for segment in self.segments]

@@ -52,12 +52,10 @@ class BlockCache(KVCache):
         self._prefixes = Prefixes(self.allocator, block_size) if sharing else None
         self._fresh: tuple[Tensor, Tensor] | None = None
         self.reader: Any = None
-        self.no_reader: str | None = None
-        """Why no kernel reads this storage here: PyTorch then does, piece by piece."""
+        self.no_reader: str | None = "nobody asked for a kernel"  # PyTorch reads, piece by piece
 
-    def _bind(self) -> None:
-        """Look for a kernel that reads this storage, once the tensors are there, and again while it is compiling."""
-        if self.reader is None and self.no_reader in (None, COMPILING):
+    def read_by_kernel(self) -> None:
+        if self.reader is None:
             self.reader, self.no_reader = make_reader(self)
 
     # --- what a subclass stores -----------------------------------------------------------------------
@@ -101,7 +99,8 @@ class BlockCache(KVCache):
             while len(blocks) * self.block_size < self.n_blocked_after(segment):
                 blocks.append(self.allocator.allocate())
             self._show(segment.sequence_id, first)
-        self._bind()
+        if self.no_reader == COMPILING:  # perhaps it is there by now
+            self.read_by_kernel()
         self._step = StepRows(self)
 
     def _n_to_allocate(self, segment: Segment) -> int:

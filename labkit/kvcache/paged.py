@@ -56,7 +56,6 @@ class PagedCache(BlockCache):
             for layer in self.layers
         ]
         self._flat = [{name: t.flatten(1, 2) for name, t in layer.items()} for layer in self.store]  # (G, slots, D)
-        self._bind()
 
     def n_blocked(self, sequence_id: int) -> int:
         return self.n_tokens(sequence_id)

@@ -41,7 +41,6 @@ class QuantizedCache(BlockCache):
         self.store = [self._allocate(layer) for layer in self.layers]
         self._n_blocked: dict[int, int] = {}
         self._tails: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
-        self._bind()
 
     def _check_fit(self) -> None:
         super()._check_fit()

@@ -20,6 +20,28 @@ def build_positions(config: ModelConfig) -> nn.Embedding | None:
     return nn.Embedding(config.context_tokens, config.d_model) if config.learned_positions else None
 
 
+class UnknownToken(IndexError, ValueError):
+    """A token id that the vocabulary does not have."""
+
+
+def check_token_ids(token_ids: Tensor | int, vocab_size: int) -> None:
+    """Raise UnknownToken unless every id is one of the vocabulary's: compiled code would read whatever lies there.
+
+    Called where ids enter a step, and nowhere else."""
+    if isinstance(token_ids, int):
+        low = high = token_ids
+    elif (
+        token_ids.device.type == "cpu"
+    ):  # numpy: right after a step, PyTorch's operations take a tenth of a millisecond
+        ids = token_ids.numpy()
+        low, high = int(ids.min(initial=0)), int(ids.max(initial=0))
+    else:
+        low, high = (int(edge) for edge in token_ids.aminmax()) if len(token_ids) else (0, 0)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise UnknownToken(f"token {wrong} is not in the vocabulary of {vocab_size} (0 to {vocab_size - 1}).")
+
+
 def embed(
     token_ids: Tensor,
     positions: Tensor,

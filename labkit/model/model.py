@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.kvcache import KVCache
 from labkit.kvcache.none import NoCache
 from labkit.model.config import ModelConfig, dtype_name
+from labkit.model.embedding import check_token_ids
 from labkit.model.transformer import Transformer
 
 
@@ -59,7 +60,7 @@ class Model:
         With a ``cache`` the tokens continue sequence 0. Raises ValueError for an empty list, an id outside the
         vocabulary, or more tokens than the context holds."""
         ids = torch.as_tensor(token_ids, dtype=torch.int64, device=self.device)
-        check_token_ids(ids, self.config)
+        check_prompt(ids, self.config)
         if cache is None:
             cache = NoCache(
                 self.transformer.cache_entries, capacity_tokens=len(ids), device=self.device, dtype=self.dtype
@@ -75,11 +76,8 @@ class Model:
         return f"Model({self.name!r}, {held}, {self.device}, {self.nbytes / 1e6:.0f} MB)"
 
 
-def check_token_ids(ids: Tensor, config: ModelConfig) -> None:
+def check_prompt(ids: Tensor, config: ModelConfig) -> None:
     """Raise ValueError unless ``ids`` is a non-empty flat list of ids that the vocabulary has."""
     if ids.ndim != 1 or not len(ids):
         raise ValueError(f"token_ids must be a flat, non-empty list; got shape {tuple(ids.shape)}.")
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= config.vocab_size:
-        wrong = low if low < 0 else high
-        raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {config.vocab_size - 1}).")
+    check_token_ids(ids, config.vocab_size)

@@ -13,7 +13,7 @@ built.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         cache: KVCache,
         *,
         counts: Any = None,
-        last_only: bool = False,
+        rows: Literal["last", "all"] = "all",
         timer: Any = NULL_TIMER,
         should_stop: Callable[[], bool] = _never,
         watch: Any = None,
@@ -60,9 +60,25 @@ class Transformer(nn.Module):
         """Logits of the next token after each of ``token_ids`` (T,), a flat list: (T, V), in the model's dtype.
 
         ``counts`` {sequence id: tokens} says which sequence each run of tokens extends; None: all of sequence 0.
-        ``last_only`` computes the head for each sequence's last token alone: (n_sequences, V). ``watch`` is shown
+        ``rows="last"`` computes the head for each sequence's last token alone: (n_sequences, V). ``watch`` is shown
         the named activations (``labkit.model.watch``). Raises ValueError when a sequence outgrows the context.
         """
+        options = {"counts": counts, "rows": rows, "timer": timer, "should_stop": should_stop, "watch": watch}
+        return self.predict(self.run_layers(token_ids, cache, **options), timer)
+
+    def run_layers(
+        self,
+        token_ids: Tensor,
+        cache: KVCache,
+        *,
+        counts: Any = None,
+        rows: Literal["last", "all"] = "all",
+        timer: Any = NULL_TIMER,
+        should_stop: Callable[[], bool] = _never,
+        watch: Any = None,
+    ) -> Tensor:
+        """The hidden states after the last block, before the final norm, of the rows that are asked for: (T, M) or
+        (n_sequences, M). The tokens are then part of the cache's history."""
         with timer("embed"):
             step = self.open(cache, len(token_ids) if counts is None else counts, timer, should_stop, watch)
             x = self.embed(token_ids, step)
@@ -75,9 +91,13 @@ class Transformer(nn.Module):
             if watch is not None:
                 watch.hidden(layer_idx, x)
         timer.layer = -1
-        if last_only:
+        if rows == "last":
             x = x[cache.last_rows()]
         cache.commit()
+        return x
+
+    def predict(self, x: Tensor, timer: Any = NULL_TIMER) -> Tensor:
+        """Hidden states (T, M) after the last block to logits (T, V)."""
         with timer("norm"):
             x = self.final_norm(x)
         with timer("lm_head"):

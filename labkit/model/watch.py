@@ -19,7 +19,7 @@ from torch import Tensor
 from labkit.kernels import ops
 from labkit.kvcache import KVCache
 from labkit.kvcache.none import NoCache
-from labkit.model.model import Model, check_token_ids
+from labkit.model.model import Model, check_prompt
 
 MAX_MAP_BYTES = 256 * 2**20
 
@@ -105,7 +105,7 @@ def look_inside(model: Model, prompt: str | Sequence[int], *, layers: Sequence[i
     token_ids = model.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
     config = model.config
     ids = torch.tensor(token_ids, dtype=torch.int64, device=model.device)
-    check_token_ids(ids, config)
+    check_prompt(ids, config)
     wanted = range(config.n_layers) if layers is None else layers
     if any(not 0 <= i < config.n_layers for i in wanted):
         raise ValueError(f"layers={list(wanted)}: this model has layers 0 to {config.n_layers - 1}.")

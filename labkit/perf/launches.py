@@ -40,7 +40,7 @@ def launches(config: ModelConfig, *, dtype: str = "fp32") -> tuple[int, int]:
         with torch.inference_mode(), _Counter() as counter:
             cache = bench._cache(Point("shell", 1))
             counter.n = 0
-            bench.transformer(torch.zeros(1, dtype=torch.int64), cache, last_only=True)
+            bench.transformer(torch.zeros(1, dtype=torch.int64), cache, rows="last")
         counts.append(counter.n)
     per_layer = counts[1] - counts[0]
     return per_layer, counts[0] - per_layer

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 
 import labkit.quant  # noqa: F401 - registers the packed formats
-from labkit import registry
-from labkit.kernels import backends
+from labkit import backends, registry
 from labkit.model.config import (
     DenseFFN,
     GroupedAttention,
@@ -99,8 +98,6 @@ def engine_of(model: Any, *, kv_cache: Any = "contiguous", backend: Any = "auto"
         kv_cache = component.name  # the same engine by either spelling
     wanted = model.backend if backend == "auto" else backend
     chosen = backends.choose(wanted, transformer=transformer, cache=cache)
-    if isinstance(chosen, str) and backends.reason_for(chosen, transformer=transformer, cache=cache):
-        chosen = "reference"
     return Engine(chosen, model.weights, dtype_name(model.dtype), kv_cache, model.device.type)
 
 
@@ -179,8 +176,8 @@ class Bench:
     ) -> None:
         self.config, self.engine = config, engine
         self.transformer = transformer if transformer is not None else build(config, engine)
-        self._backend = registry.find("backend", engine.backend)[0].name
-        alone = self._backend == "fused"
+        self._backend = backends.find(engine.backend)
+        alone = self._backend.name == "fused"
         self._flush = _sweeper(engine.device, max(64 * 2**20, 2 * cache_bytes(engine.device)), alone=alone)
         sweep = _sweeper(engine.device, sweep_bytes, alone=alone) if sweep_bytes else _nothing
         self._between_layers: Callable[[], bool] = lambda: sweep() is None
@@ -197,8 +194,7 @@ class Bench:
             step(ids, timer=NULL_TIMER, should_stop=_never)
             cache.truncate(point.n_past if cache.keeps_history else 0)
         self._flush()
-        if self.engine.device == "cpu":
-            backends.rouse(self._backend)
+        self._backend.wake()
         timer: Any = CudaTimer(detail_every=0) if self.engine.device == "cuda" else Timer(detail_every=0)
         timer.begin()
         timer.begin_step("prefill" if point.n_new > 1 else "decode")
@@ -212,14 +208,13 @@ class Bench:
         return {**record.phases, "step": took}
 
     def _step(self, cache: Any) -> Any:
-        """The backend's step function. Raises ValueError when the backend would hand the work to another one."""
-        backend, options = registry.find("backend", self.engine.backend)
-        if backend.name == "compiled":
-            raise ValueError("each of the stand-ins that are timed would be compiled for half a minute: no forecast.")
-        backends.prepare(backend.name)
-        step = backend.build(options, transformer=self.transformer, cache=cache)
-        if getattr(step, "computed_by", backend.name) != backend.name:
-            raise ValueError(f"backend {backend.name!r} leaves this to the reference: {step.reason}")
+        """The backend's step. Raises ValueError when the backend would hand the work to another one."""
+        if self._backend.no_forecast is not None:
+            raise ValueError(self._backend.no_forecast)
+        self._backend.prepare(None)
+        name, step = backends.bind(self._backend.name, transformer=self.transformer, cache=cache)
+        if step.computed_by != name:
+            raise ValueError(f"backend {name!r} leaves this to the reference: {step.reason}")
         return step
 
     def _cache(self, point: Point) -> Any:

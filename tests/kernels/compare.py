@@ -6,8 +6,7 @@ import copy
 
 import torch
 
-from labkit import registry
-from labkit.kernels import backends
+from labkit import backends, registry
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf.timer import NULL_TIMER
 
@@ -55,7 +54,7 @@ def compare(transformer, oracle, *, dtype=torch.float32, chunks=(5, 1, 1, 1, 4, 
     torch.manual_seed(1)
     ids = torch.randint(0, transformer.config.vocab_size, (sum(chunks),))
     with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype))
+        step = backends.bind("fused", transformer=transformer, cache=cache_for(transformer, dtype))[1]
         assert step.computed_by == "fused"
         got = run(step, ids, chunks)
         wanted = run(backends.ReferenceStep(oracle, cache_for(oracle, dtype)), ids, chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.kernels import backends
+from labkit import backends
 from labkit.kernels.cpu import choice
 from labkit.kernels.cpu.compilation import compilation
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from labkit.kernels import backends
-from labkit.kernels.cpu import fused
+from labkit.backends import fused as fused_backend
+from labkit.backends import fused_step as fused
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import W8A8, Int4, Int8
 from tests.kernels.caches import CACHES, build_cache
@@ -108,20 +108,27 @@ def test_its_phases_are_the_steps_and_cover_it():
         assert sum(record.phases.values()) <= record.end_s - record.start_s + 1e-6
 
 
-def test_while_it_is_compiled_the_reference_chooses():
-    transformer = random_model(FAMILIES["untied, multi-query"])
+def test_while_it_is_compiled_there_are_logits_only(monkeypatch):
+    class Slow:
+        state, reason, is_ready = "compiling", "", False
+
+        def ready(self, timeout_s=0.0):
+            return self.is_ready
+
+    slow = Slow()
+    monkeypatch.setattr(fused_backend, "compilation", lambda: slow)
+    transformer = random_model(FAMILIES["llama"])
     cache = cache_for(transformer)
-    waiting = backends.WaitingStep(transformer, cache, lambda: fused.FusedStep(transformer, cache, 2))
-    waiting._serving = lambda timer: waiting._reference
+    waiting = fused_backend.WaitingStep(transformer, cache, lambda: fused.FusedStep(transformer, cache, 2))
+    options = {"more": True, "timer": NULL_TIMER, "should_stop": never}
     with torch.inference_mode():
         run(waiting, torch.arange(5), (5,))
-        token_id = choose(waiting, 1)
-        waiting._serving = lambda timer: fused.FusedStep(transformer, cache, 2)
+        assert waiting.choose_next(1, **options) is None
+        assert cache.n_tokens() == 5
+        wanted = int(run(waiting, torch.tensor([1]), (1,)).argmax())
         cache.truncate(5)
-        assert choose(waiting, 1) == token_id
-        transformer.head.weight.data[3] = float("nan")
-        waiting._serving = lambda timer: waiting._reference
-        assert choose(waiting, 1) == -1
+        slow.is_ready = True
+        assert choose(waiting, 1) == wanted
 
 
 @pytest.mark.parametrize("token_id", [-1, 101, 2**40])

@@ -7,7 +7,8 @@ import shutil
 import pytest
 import torch
 
-from labkit.kernels import backends, compiled
+from labkit import backends
+from labkit.backends import compiled
 from labkit.quant import Int8
 from tests.kernels.caches import build_cache
 from tests.kernels.compare import cache_for, quantize, run
@@ -113,7 +114,7 @@ def test_a_failed_compilation_is_told_and_the_reference_serves():
 @pytest.mark.parametrize(("model", "weights"), [("mixture", None), ("llama", Int8())], ids=str)
 def test_what_is_not_compiled_goes_to_the_reference_with_a_reason(model, weights):
     transformer = quantize(random_model((NOT_COMPILED | FAMILIES)[model]), weights)
-    step = backends.build_compiled(None, transformer=transformer, cache=cache_for(transformer))
+    step = backends.bind("compiled", transformer=transformer, cache=cache_for(transformer))[1]
     assert isinstance(step, backends.ReferenceStep)
     assert step.reason.endswith(".")
 

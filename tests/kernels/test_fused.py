@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import labkit
-from labkit.kernels import backends
-from labkit.kernels.cpu import fused, linear
+from labkit import backends
+from labkit.backends import fused as fused_backend
+from labkit.backends import fused_step as fused
+from labkit.kernels.cpu import linear
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import Int4, Int8
@@ -113,7 +115,7 @@ def test_what_is_not_compiled_is_served_by_the_reference_with_a_reason(name):
     transformer = random_model(NOT_COMPILED[name])
     cache = cache_for(transformer)
     assert backends.choose("auto", transformer=transformer, cache=cache) == "reference"
-    step = backends.build_fused(None, transformer=transformer, cache=cache)
+    step = backends.bind("fused", transformer=transformer, cache=cache)[1]
     assert step.computed_by == "reference"
     assert step.reason.endswith(".")
 
@@ -121,7 +123,7 @@ def test_what_is_not_compiled_is_served_by_the_reference_with_a_reason(name):
 def test_a_cache_without_a_compiled_step_is_served_by_the_reference():
     transformer = random_model(FAMILIES["llama"])
     cache = cache_for(transformer, torch.float16)
-    step = backends.build_fused(None, transformer=transformer, cache=cache)
+    step = backends.bind("fused", transformer=transformer, cache=cache)[1]
     assert step.computed_by == "reference"
     assert "float16 cache" in step.reason
 
@@ -134,10 +136,10 @@ def test_the_reference_serves_until_the_step_is_compiled(monkeypatch):
             return self.is_ready
 
     slow = Slow()
-    monkeypatch.setattr(backends, "compilation", lambda: slow)
+    monkeypatch.setattr(fused_backend, "compilation", lambda: slow)
     transformer = random_model(FAMILIES["llama"])
     with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer))
+        step = backends.bind("fused", transformer=transformer, cache=cache_for(transformer))[1]
         first = run(step, torch.arange(4), (4,))
         assert (step.computed_by, "being compiled" in step.reason) == ("reference", True)
         slow.is_ready = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit import registry
-from labkit.kernels import backends
-from labkit.kernels.cpu import fused, storage
+from labkit import backends, registry
+from labkit.backends import fused_step as fused
+from labkit.backends import storage
 from labkit.kvcache import base
 from labkit.kvcache.reader import compile_cpu_kernel
 from labkit.model.step import Cancelled
@@ -231,6 +231,6 @@ def test_a_kind_that_is_not_read_in_place_says_so():
 def test_blocks_of_a_width_that_the_kernel_does_not_read_go_to_the_reference():
     transformer = random_model(FAMILIES["long"])
     cache = build_cache("paged", transformer)
-    step = backends.build_fused(None, transformer=transformer, cache=cache)
+    step = backends.bind("fused", transformer=transformer, cache=cache)[1]
     assert step.computed_by == "reference"
     assert "heads of a multiple of 16 dims" in step.reason

@@ -18,7 +18,7 @@ from labkit.kernels.cpu import code_files, compile_apart, machine_code
 IN_A_NEW_PROCESS = """
 import sys
 import labkit
-from labkit.kernels import backends
+from labkit import backends
 
 model = labkit.load("random:tiny-llama")
 assert backends.prepare("fused")

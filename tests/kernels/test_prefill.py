@@ -8,8 +8,10 @@ import time
 import pytest
 import torch
 
-from labkit.kernels import backends
-from labkit.kernels.cpu import choice, fused, heed, linear, lookup
+from labkit import backends
+from labkit.backends import fused_step as fused
+from labkit.backends import lookup
+from labkit.kernels.cpu import choice, heed, linear
 from labkit.model.config import DenseFFN, GroupedAttention, ModelConfig, Rope, uniform
 from labkit.model.step import Cancelled
 from labkit.perf.timer import NULL_TIMER
@@ -92,7 +94,7 @@ def test_a_long_prompt_crosses_tiles_of_keys(n_heads, n_kv_heads, dtype):
     chunks = (150, 1, 5, 100, 44)
     ids = torch.randint(0, config.vocab_size, (sum(chunks),), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype, capacity=300))
+        step = backends.bind("fused", transformer=transformer, cache=cache_for(transformer, dtype, capacity=300))[1]
         got = run(step, ids, chunks)
         oracle = backends.ReferenceStep(transformer, cache_for(transformer, torch.float32, capacity=300))
         wanted = run(oracle, ids, chunks)
@@ -126,7 +128,7 @@ def test_what_is_not_a_number_comes_out_as_such(weights, chunks, damaged, dtype)
     transformer = quantize(random_model(FAMILIES["qwen3"]), weights)
     transformer.layers[0].get_parameter(damaged).data[3] = float("nan")
     with torch.inference_mode():
-        step = backends.build_fused(None, transformer=transformer, cache=cache_for(transformer, dtype))
+        step = backends.bind("fused", transformer=transformer, cache=cache_for(transformer, dtype))[1]
         logits = run(step, torch.arange(sum(chunks)), chunks)
     assert not logits.isfinite().any()
 
@@ -145,7 +147,7 @@ def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, dtype, layer_s)
         for first_chunk in (96, 1000):
             monkeypatch.setattr(fused, "LAYER_S", layer_s)
             cache = cache_for(transformer, dtype, capacity=200)
-            step = backends.build_fused(None, transformer=transformer, cache=cache)
+            step = backends.bind("fused", transformer=transformer, cache=cache)[1]
             step._first_chunk = first_chunk
             monkeypatch.setattr(heed, "heeding", lambda *watched: contextlib.nullcontext())
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))

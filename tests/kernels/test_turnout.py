@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit.kernels.cpu import fused, turnout
+from labkit.backends import fused_step as fused
+from labkit.kernels.cpu import turnout
 from labkit.kernels.cpu.turnout import Turnout
 from labkit.perf.timer import NULL_TIMER
 from labkit.quant import Int4, Int8

@@ -159,9 +159,8 @@ def choose(device):
 
 def step(device):
     """The captured step (without a graph on a CPU) against the model's own forward, and its own greedy loop."""
-    from labkit import registry
-    from labkit.kernels import backends
-    from labkit.kernels.triton.step import GraphStep
+    from labkit import backends, registry
+    from labkit.backends.graph_step import GraphStep
     from labkit.kvcache.contiguous import ContiguousCache
     from labkit.perf.timer import NULL_TIMER
     from labkit.quant import Int4
@@ -191,8 +190,8 @@ def step(device):
 
 def look_ahead(device):
     """The captured step choosing by itself, a step ahead or not, asked for its own token or another's."""
-    from labkit.kernels import backends
-    from labkit.kernels.triton.step import GraphStep
+    from labkit import backends
+    from labkit.backends.graph_step import GraphStep
     from labkit.kvcache.contiguous import ContiguousCache
     from labkit.perf.timer import NULL_TIMER
     from tests.kernels.families import FAMILIES, random_model

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit.kvcache import blocks
-from labkit.kvcache.reader import compile_cpu_kernel, make_reader
+from labkit.kvcache.blocks import BlockCache
+from labkit.kvcache.reader import compile_cpu_kernel
 
 torch.set_num_threads(1)  # the tensors here are small, and test processes run side by side
 
@@ -15,7 +15,6 @@ def reading(request, monkeypatch):
     if request.param == "kernel":
         kernel, reason = compile_cpu_kernel().result()
         assert kernel is not None, reason
-        monkeypatch.setattr(blocks, "make_reader", make_reader)
-    else:
-        monkeypatch.setattr(blocks, "make_reader", lambda cache: (None, "this test reads with PyTorch"))
+        really = BlockCache._reserve
+        monkeypatch.setattr(BlockCache, "_reserve", lambda cache: cache.read_by_kernel() or really(cache))
     return request.param

@@ -39,7 +39,7 @@ def test_prefill(name):
 def test_prefill_of_a_cache_gives_the_last_logits(name):
     theirs, ours = pair(name)
     ids = token_ids(N_TOKENS)
-    close(ours(ids, cache_of(ContiguousCache, ours), last_only=True), theirs(ids[None]).logits[0, -1:])
+    close(ours(ids, cache_of(ContiguousCache, ours), rows="last"), theirs(ids[None]).logits[0, -1:])
 
 
 @every_variant

@@ -47,7 +47,7 @@ def counted_flops(model: Any, cache: Any, counts: Any, n_rows: int) -> int:
     ids = torch.arange(n_rows) % 90
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids, cache, counts=counts, last_only=True)
+        model(ids, cache, counts=counts, rows="last")
     return counter.get_total_flops()
 
 

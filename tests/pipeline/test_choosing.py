@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.kernels import backends
+from labkit import backends
 from labkit.pipeline import Pipeline
 
 

@@ -15,10 +15,13 @@ SEQUENCE, ARRIVED, GENERATION, JOB, PARKED = (LINE * i for i in range(5))
 EACH = 1024
 """A job's number in the SEQUENCE is a multiple of this, plus how many threads it is for: both are read at once."""
 
-FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES, TABLE, TOKEN = range(14)
-N_CELLS = 14
+FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, LOGITS, PHASES, TABLE, TOKEN, HIDDEN = (
+    range(15)
+)
+N_CELLS = 15
 """job. TABLE: the embedding that the token is looked up in (``tokens``); 0: X holds its row. TOKEN: address of the
-token, which the most likely next one replaces; 0: nobody asks for it."""
+token, which the most likely next one replaces; 0: nobody asks for it. HIDDEN: where a token's hidden states after the
+last layer go; 0: nowhere."""
 
 LINEAR_AT, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, N_INPUTS, SCRATCH = range(4, 11)
 """product: the linear's row of the plan, tokens in and out with their strides in bytes, how many, working memory."""

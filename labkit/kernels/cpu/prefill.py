@@ -98,8 +98,8 @@ from labkit.kernels.cpu.step import barrier, charge
 
 
 def prefill(rank, team, job):
-    """N_NEW tokens: job X holds their embeddings (T, M) and is overwritten; LOGITS receives those after LASTS, (n, V)
-    with V made whole fours.
+    """N_NEW tokens: job X holds their embeddings (T, M), which their hidden states after the last layer replace; LOGITS
+    receives those after LASTS, (n, V) with V made whole fours.
 
     The cell ASKED, which the caller may set at any time, is looked at before each layer."""
     cells = carray(array_at(job), (N_CELLS,), np.int64)
@@ -253,6 +253,7 @@ def prefill(rank, team, job):
             round_tokens(head, normed, row, n_lasts, work, rank, n_threads)
             barrier(team, n_threads, give_way_at)
             multiply(head, normed, row, n_lasts, cells[LOGITS], out_row, work, rank, n_threads)
+            barrier(team, n_threads, give_way_at)  # the products are shared out in another way than the rows below
         if cap != 0.0:
             for i in range(n_lasts):
                 out = blocks.floats(cells[LOGITS] + i * out_row, head[N_OUT])

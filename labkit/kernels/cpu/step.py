@@ -28,6 +28,7 @@ from labkit.kernels.cpu.cells import (
     GENERATION,
     GIVE_WAY,
     HELD,
+    HIDDEN,
     LAYER_NORM,
     LAYERS,
     LINEARS,
@@ -258,6 +259,8 @@ def decode(rank, team, job):
             blocks.norm(delta_ffn, m, weight, bias, eps, layer_norm, normed)
             add(stream, normed, m)
             at = charge(rank, phases, T_NORM, clock, at)
+    if rank == 0 and cells[HIDDEN] != 0:
+        blocks.copy(x, m, cells[HIDDEN])
     blocks.norm(x, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed)
     at = charge(rank, phases, T_NORM, clock, at)
     head = linears[PER_LAYER * n_layers]

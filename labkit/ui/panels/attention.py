@@ -73,7 +73,7 @@ def prefill_phases(model: Any, n_tokens: int, *, should_stop: Any) -> dict[str, 
 
         timer = CudaTimer(device=model.device)
     timer.begin_step("prefill")
-    transformer(ids, cache, last_only=True, timer=timer, should_stop=should_stop)
+    transformer(ids, cache, rows="last", timer=timer, should_stop=should_stop)
     timer.end_step()
     if model.device.type == "cuda":
         timer.finish()

@@ -1,8 +1,4 @@
-"""The ``fused`` backend on a CPU: a step is one call of a compiled function, on whichever cache.
-
-Compiling takes about a minute the first time on a machine and is kept on disk; it happens in a background thread, and
-the reference serves until it is done (``labkit.kernels.backends.status`` says so).
-"""
+"""The ``fused`` backend's step: one call of a compiled function, on whichever cache."""
 
 from __future__ import annotations
 
@@ -14,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.kernels.cpu import cells, choice, heed, lookup, machine_code, memory, plan, storage, team
+from labkit.backends import lookup, storage
+from labkit.backends.reference import ReferenceStep
+from labkit.backends.step import Counts, Rows
+from labkit.kernels.cpu import cells, choice, heed, machine_code, memory, plan, team
+from labkit.model.embedding import check_token_ids
 
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """Tokens of a prompt that go through the model together: weights are read once for all of them."""
@@ -32,14 +32,6 @@ def find(transformer: Any, cache: Any) -> tuple[plan.Plan | None, str | None]:
     return made, reason or storage.why_not(cache)
 
 
-def settle(transformer: Any, n_threads: int) -> None:
-    """What the first step of a model looks up, looked up now: its tables, whose products are faster, the threads."""
-    made, _ = plan.find(transformer)
-    if made is not None:
-        choice.torch_is_faster(transformer, n_threads)
-        team.team(n_threads)
-
-
 def weights_a_layer(transformer: Any) -> int:
     """In the linear layers of one block."""
     linears = [m for m in transformer.layers[0].modules() if hasattr(m, "in_features")]
@@ -51,17 +43,27 @@ def _clamp(n_tokens: float) -> int:
 
 
 class FusedStep:
-    """``step(token_ids, counts=..., timer=..., should_stop=...)`` of one run: a token, a prompt in chunks, or a few
-    tokens of several sequences. ``made`` is what ``find`` found; raises ValueError when that has a reason."""
+    """A token, a prompt in chunks, or a few tokens of several sequences. ``made`` is what ``find`` found; raises
+    ValueError when that has a reason."""
 
-    computed_by = "fused"
-
-    def __init__(self, transformer: Any, cache: Any, n_threads: int, made: plan.Plan | None = None) -> None:
+    def __init__(
+        self,
+        transformer: Any,
+        cache: Any,
+        n_threads: int,
+        made: plan.Plan | None = None,
+        *,
+        keep_hidden: bool = False,
+    ) -> None:
         if made is None:
             made, reason = find(transformer, cache)
             if made is None or reason:
                 raise ValueError(f"the compiled step cannot serve here: {reason}")
         self.transformer, self.cache = transformer, cache
+        self.computed_by = "fused"
+        self.hidden: Tensor | None = None
+        self._keep_hidden = keep_hidden
+        self._reference = ReferenceStep(transformer, cache, keep_hidden=keep_hidden)
         self._prompt_by_torch = choice.torch_is_faster(transformer, n_threads)
         self._decode, self._prefill = machine_code.address("decode"), machine_code.address("prefill")
         self._plan = made
@@ -97,10 +99,20 @@ class FusedStep:
             notes.append("prompts go through PyTorch's own products: faster on this processor")
         return "; ".join(note for note in notes if note)
 
-    def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+    def __call__(
+        self,
+        token_ids: Tensor,
+        *,
+        counts: Counts = None,
+        rows: Rows = "last",
+        timer: Any,
+        should_stop: Callable[[], bool],
+    ) -> Tensor:
+        check_token_ids(token_ids, self._plan.vocab_size)
         n = len(token_ids)
+        self.computed_by = "fused"
         if self._prompt_by_torch and n >= FEW:
-            return self._by_reference(token_ids, counts, timer, should_stop)
+            return self._by_reference(token_ids, counts, rows, timer, should_stop)
         if n == 1 and counts is None and self.cache.in_place_tokens:
             self._advance(int(token_ids.numpy()[0]), timer, should_stop)
             # By numpy: PyTorch copies a vocabulary with threads that then linger where the next step is to run.
@@ -112,18 +124,23 @@ class FusedStep:
             if kind is not None:
                 x = self._table.rows(token_ids.numpy(), opened)
         if kind is None:
-            return self._by_reference(token_ids, counts, timer, should_stop)
+            return self._by_reference(token_ids, counts, rows, timer, should_stop)
         with timer("schedule"):
             where = self._storage(kind, opened)
             with timer("kv_cache"):
                 where.begin(opened)
+            found, hidden = [], []
             at, size = 0, self._first_chunk if len(self.cache.segments) == 1 else n
             while True:
                 # One token left over would go through decode's step, which rounds differently: how a prompt is cut
                 # must not show in its result.
                 end = n if at + size >= n - 1 else at + size
                 began = time.perf_counter()
-                logits = self._run(x[at:end], at, where, opened, wanted=end == n)
+                logits = self._run(x[at:end], at, where, opened, rows=rows, wanted=rows == "all" or end == n)
+                if rows == "all" or end == n:
+                    found.append(logits)
+                    if self._keep_hidden:
+                        hidden.append(self._hidden_of(x[at:end], where, rows))
                 with timer("kv_cache"):
                     where.close(at, end - at, opened)
                 if end == n:
@@ -133,12 +150,17 @@ class FusedStep:
                 opened.check()
             with timer("kv_cache"):
                 self.cache.commit()
-        return logits
+        if hidden:
+            self.hidden = torch.cat(hidden)
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def choose_next(
         self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
-    ) -> Callable[[], int]:
-        """The most likely token after ``token_id``, when called; -1 where the logits are no numbers."""
+    ) -> Callable[[], int] | None:
+        if not self.cache.in_place_tokens:
+            return None
+        check_token_ids(token_id, self._plan.vocab_size)
+        self.computed_by = "fused"
         chosen = self._advance(token_id, timer, should_stop)
         return lambda: chosen
 
@@ -146,17 +168,13 @@ class FusedStep:
         """One token of the one sequence: the most likely next one; the logits are then in ``_own_logits``.
 
         The compiled step looks the one up and finds the other. After it has swept the weights through the processor's
-        caches everything that Python does is cold, so this does little: a tenth of a step's time is at stake.
-
-        Raises IndexError for a token outside the vocabulary: compiled code would read whatever lies there."""
-        if not 0 <= token_id < self._plan.vocab_size:
-            raise IndexError(f"token {token_id} is not in the vocabulary of {self._plan.vocab_size}.")
+        caches everything that Python does is cold, so this does little: a tenth of a step's time is at stake."""
         with timer("schedule"):
             opened = self.transformer.open(self.cache, 1, timer, should_stop)
             opened.check()
             where = self._storage(storage.InPlace, opened)
             with timer("kv_cache"):
-                where.open(0, 1)
+                where.open(0, 1, "last")
             job = self._job_of_one(where)
             if not job[cells.TABLE]:
                 with timer("embed"):
@@ -166,6 +184,8 @@ class FusedStep:
             self._launch(job, opened, alone=True)
             with timer("kv_cache"):
                 self.cache.commit()
+            if self._keep_hidden:
+                self.hidden = torch.from_numpy(self._own_hidden.copy())
             return int(self._token[0])
 
     def _job_of_one(self, where: Any) -> np.ndarray:
@@ -179,17 +199,28 @@ class FusedStep:
             job[cells.LOGITS] = self._own_logits.data_ptr()
             job[[cells.SIZES, cells.TOKEN]] = self._own_sizes.ctypes.data, self._token.ctypes.data
             job[cells.TABLE] = 0 if self._own_table is None else self._own_table.ctypes.data
+            if self._keep_hidden:
+                self._own_hidden = np.empty((1, self._plan.d_model), np.float32)
+                job[cells.HIDDEN] = self._own_hidden.ctypes.data
             job[cells.WORK] = (self._work.data_ptr() + 63) // 64 * 64
             self._own_pieces = torch.empty(memory.piece_floats(where.layers, 1, self._team.n_threads) + 16)
             self._own_sizes[[cells.N_NEW, cells.WANTED, cells.HELD]] = 1, True, where.held_at
             self._own_sizes[cells.PIECES] = (self._own_pieces.data_ptr() + 63) // 64 * 64
             self._one = job
+            return job
         return self._one
 
-    def _by_reference(self, token_ids: Tensor, counts: Any, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
-        return self.transformer(
-            token_ids, self.cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop
-        )
+    def _by_reference(
+        self, token_ids: Tensor, counts: Counts, rows: Rows, timer: Any, should_stop: Callable[[], bool]
+    ) -> Tensor:
+        self.computed_by = "reference"
+        logits = self._reference(token_ids, counts=counts, rows=rows, timer=timer, should_stop=should_stop)
+        self.hidden = self._reference.hidden
+        return logits
+
+    def _hidden_of(self, x: np.ndarray, where: Any, rows: Rows) -> Tensor:
+        """What the compiled step left in its input (T, M): the residual stream after the last block."""
+        return torch.from_numpy(x if rows == "all" else x[where.lasts])
 
     def _storage(self, kind: Any, opened: Any) -> Any:
         """Where the step's keys and values lie: looked up when first asked for."""
@@ -206,11 +237,11 @@ class FusedStep:
             found = self._storages[kind] = kind(self.cache, layers)
         return found
 
-    def _run(self, x: np.ndarray, first: int, where: Any, opened: Any, *, wanted: bool) -> Tensor:
-        """x (T, M), tokens ``first`` ... of the open step, through the model: logits after the last of each sequence,
-        (n_sequences, V) float32, when ``wanted``."""
+    def _run(self, x: np.ndarray, first: int, where: Any, opened: Any, *, rows: Rows, wanted: bool) -> Tensor:
+        """x (T, M), tokens ``first`` ... of the open step, through the model: logits float32 of the rows that are asked
+        for, when ``wanted``. x is then the hidden states."""
         n_new, n_vocab = len(x), self._plan.vocab_size
-        where.open(first, n_new)
+        where.open(first, n_new, rows)
         job, sizes = self._job, self._sizes
         n_lasts = int(where.held[cells.N_LASTS])
         logits = torch.empty((n_lasts, n_vocab + -n_vocab % 4), dtype=torch.float32)
@@ -219,6 +250,7 @@ class FusedStep:
         if n_new == 1 or where.held[cells.APART]:
             sizes[cells.PIECES] = self._room_for_pieces(where, n_new)
         job[cells.FUNCTION] = self._decode if n_new == 1 else self._prefill
+        job[cells.HIDDEN] = x.ctypes.data if n_new == 1 and self._keep_hidden else 0
         work = self._room(n_new, where)
         job[cells.WORK] = (work.data_ptr() + 63) // 64 * 64
         self._launch(job, opened, alone=n_new == 1)
@@ -233,7 +265,7 @@ class FusedStep:
         else:
             with heed.heeding(opened.should_stop, phases, cells.ASKED):
                 self._turnout.run(self._team, job, alone=False)
-        tick, ticks = self._team.system.tick_s, memoryview(phases).tolist()
+        tick, ticks = self._team.system.tick_s, phases.data.tolist()
         opened.timer.charge({name: n * tick for name, n in zip(cells.PHASE_NAMES, ticks, strict=False) if n})
         if ticks[cells.STOPPED]:
             raise opened.cancelled()

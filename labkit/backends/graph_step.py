@@ -18,9 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.backends.graph_prefill import prefill
+from labkit.backends.reference import ReferenceStep
+from labkit.backends.step import Counts, Rows, as_hidden
 from labkit.kernels.triton import attention, product, sampling
-from labkit.kernels.triton.prefill import prefill
 from labkit.kernels.triton.product import Matrix
+from labkit.model.config import DenseFFN, GroupedAttention
+from labkit.model.embedding import check_token_ids
 
 
 def why_not(transformer: Any, cache: Any) -> str | None:
@@ -29,7 +33,9 @@ def why_not(transformer: Any, cache: Any) -> str | None:
     if cache.kind != "contiguous":
         return f"the {cache.kind} cache has no captured step."
     for layer in config.layers:
-        plain = layer.norms == "pre" and hasattr(layer.ffn, "d_ff") and not hasattr(layer.ffn, "n_experts")
+        if not isinstance(layer.attention, GroupedAttention):
+            return "only grouped attention has a captured step."
+        plain = layer.norms == "pre" and isinstance(layer.ffn, DenseFFN)
         if not plain or not layer.ffn.gated or layer.ffn.activation != "silu":
             return "only layers with norms before and a SiLU-gated FFN have a captured step."
         if layer.attention.qk_norm == "full" or layer.attention.rope is None:
@@ -40,12 +46,14 @@ def why_not(transformer: Any, cache: Any) -> str | None:
 
 
 class GraphStep:
-    """``step(token_ids, timer=..., should_stop=...)``; on a CPU (for tests) the same step runs without a graph."""
+    """Single tokens of one sequence are captured; on a CPU (for tests) the same step runs without a graph."""
 
-    computed_by, reason = "cuda-graph", ""
-
-    def __init__(self, transformer: Any, cache: Any) -> None:
+    def __init__(self, transformer: Any, cache: Any, *, keep_hidden: bool = False) -> None:
         self.transformer, self.cache = transformer, cache
+        self.computed_by, self.reason = "cuda-graph", ""
+        self.hidden: Tensor | None = None
+        self._keep_hidden = keep_hidden
+        self._reference = ReferenceStep(transformer, cache, keep_hidden=keep_hidden)
         config, device = transformer.config, transformer.device
         head = transformer.head or getattr(transformer.embedding, "head", None)
         self.table = _table(transformer.embedding)
@@ -60,7 +68,7 @@ class GraphStep:
         self.x = room(config.d_model)
         self.qkv = room(max(sum(m.n_out for m in layer.qkv) for layer in self.layers))
         self.attended = room(max(layer.o.n_in for layer in self.layers))
-        self.hidden = room(max(layer.gate.n_out for layer in self.layers))
+        self.gated = room(max(layer.gate.n_out for layer in self.layers))
         self.logits = room(config.vocab_size)
         self._scratch: dict[Any, attention.Scratch] = {}
         for layer in config.layers:
@@ -76,14 +84,29 @@ class GraphStep:
         self._given = -1
         self._read = _Reader(self.history)
 
-    def __call__(self, token_ids: Tensor, *, counts: Any = None, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
-        if counts is not None:
-            return self.transformer(
-                token_ids, self.cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop
-            )
+    def __call__(
+        self,
+        token_ids: Tensor,
+        *,
+        counts: Counts = None,
+        rows: Rows = "last",
+        timer: Any,
+        should_stop: Callable[[], bool],
+    ) -> Tensor:
         self._queued = -1
+        if counts is not None:
+            self.computed_by, self.reason = "reference", "steps of several sequences are not captured"
+            logits = self._reference(token_ids, counts=counts, rows=rows, timer=timer, should_stop=should_stop)
+            self.hidden = self._reference.hidden
+            return logits
+        self.computed_by, self.reason = "cuda-graph", ""
+        check_token_ids(token_ids, self.transformer.config.vocab_size)
+        token_ids = token_ids.to(self.transformer.device)
         if len(token_ids) > 1:
-            return prefill(self.transformer, self.cache, token_ids, timer=timer, should_stop=should_stop)
+            x = prefill(self.transformer, self.cache, token_ids, rows=rows, timer=timer, should_stop=should_stop)
+            if self._keep_hidden:
+                self.hidden = as_hidden(x)
+            return self.transformer.predict(x, timer).float()
         with timer("embed"):
             opened = self.transformer.open(self.cache, 1, timer, should_stop)
             opened.check()
@@ -92,17 +115,25 @@ class GraphStep:
             self._place(token_ids)
             self._replay()
             self.cache.commit()
-        return self.logits[None].clone()
+        self._keep()
+        return self.logits[None].to(torch.float32, copy=True)
+
+    def _keep(self) -> None:
+        """The last step's hidden states, where they are wanted."""
+        if self._keep_hidden:
+            self.hidden = as_hidden(self.x[None])
 
     def choose_next(
         self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
-    ) -> Callable[[], int]:
+    ) -> Callable[[], int] | None:
         """The most likely token after ``token_id`` (the one that this gave last, or any other), when called: it waits
         for the device. -1 where the logits are no numbers.
 
         ``more``: another will probably be asked for. Its step is queued before the host waits for this one's token, so
         a step's time on the device is charged where it was queued; should nobody ask, its entry in the cache is beyond
         the last token."""
+        check_token_ids(token_id, self.transformer.config.vocab_size)
+        self.computed_by, self.reason = "cuda-graph", ""
         with timer("embed"):
             opened = self.transformer.open(self.cache, 1, timer, should_stop)
             opened.check()
@@ -114,7 +145,8 @@ class GraphStep:
                 self._replay()
                 self._read.ask(at + 1)
             self._queued = -1
-            if more and at + 1 < self.cache.capacity_tokens:
+            self._keep()
+            if more and not self._keep_hidden and at + 1 < self.cache.capacity_tokens:
                 self._replay()
                 self._read.ask(at + 2)
                 self._queued = at + 1
@@ -198,8 +230,8 @@ class GraphStep:
                 q_norm=layer.head_norms[0], k_norm=layer.head_norms[1],
             )  # fmt: skip
             product.project(self.attended[: layer.o.n_in], [layer.o], self.x, residual=self.x)
-            product.gated(self.x, layer.gate, layer.up, self.hidden, norm=norms[1])
-            product.project(self.hidden[: layer.down.n_in], [layer.down], self.x, residual=self.x)
+            product.gated(self.x, layer.gate, layer.up, self.gated, norm=norms[1])
+            product.project(self.gated[: layer.down.n_in], [layer.down], self.x, residual=self.x)
         product.project(self.x, [self.head], self.logits, norm=self.transformer.final_norm)
         if config.logit_softcap is not None:
             self.logits.copy_(config.logit_softcap * torch.tanh(self.logits / config.logit_softcap))
@@ -247,4 +279,5 @@ def _table(embedding: Any) -> Matrix:
     if hasattr(embedding, "head"):
         return Matrix.of(embedding.head)
     weight = embedding.weight
-    return Matrix(16, weight, weight, None, None, *weight.shape, 64)
+    n_out, n_in = weight.shape
+    return Matrix(16, weight, weight, None, None, n_out, n_in, 64)

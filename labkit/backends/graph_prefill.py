@@ -13,14 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from labkit.backends.step import Rows, pick
 from labkit.kernels import ops
 from labkit.kernels.triton import elementwise
 from labkit.kernels.triton.product import Matrix
 from labkit.kernels.triton.unpack import unpack
 
 
-def prefill(transformer: Any, cache: Any, token_ids: Tensor, *, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
-    """Logits (1, V) after the last of ``token_ids`` (T,), the next of the cache's one sequence."""
+def prefill(
+    transformer: Any, cache: Any, token_ids: Tensor, *, rows: Rows, timer: Any, should_stop: Callable[[], bool]
+) -> Tensor:
+    """``token_ids`` (T,), the next of the cache's one sequence, through all layers: the hidden states of ``rows``."""
     config = transformer.config
     with timer("embed"):
         step = transformer.open(cache, len(token_ids), timer, should_stop)
@@ -43,11 +46,9 @@ def prefill(transformer: Any, cache: Any, token_ids: Tensor, *, timer: Any, shou
             gated = elementwise.gate(linear(block.ffn.gate_proj, normed), linear(block.ffn.up_proj, normed))
             x = linear(block.ffn.down_proj, gated, add_to=x)
     timer.layer = -1
+    x = pick(rows, cache, x)
     cache.commit()
-    with timer("norm"):
-        x = norm(transformer.final_norm, x[-1:])
-    with timer("lm_head"):
-        return transformer.logits(x)
+    return x
 
 
 def norm(module: Any, x: Tensor) -> Tensor:

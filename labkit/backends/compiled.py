@@ -22,7 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.perf.timer import NULL_TIMER
+from labkit.backends.reference import ReferenceStep
+from labkit.backends.step import Backend, Counts, Rows, Step, as_hidden
+from labkit.model.config import GroupedAttention, MoEFFN
+from labkit.model.embedding import check_token_ids
+from labkit.registry import register
 
 CPP_COMPILERS = ("g++", "clang++", "cl")
 
@@ -38,9 +42,9 @@ def reason_for(transformer: Any) -> str | None:
     """Why this model's steps are left to the reference; None when they are not."""
     if transformer.device.type != "cpu":
         return f"the model is on {transformer.device}, where cuda-graph does this without compiling for each model."
-    if any(hasattr(layer.ffn, "n_experts") for layer in transformer.config.layers):
+    if any(isinstance(layer.ffn, MoEFFN) for layer in transformer.config.layers):
         return "which experts a token takes is known only as it runs: mixtures are not compiled."
-    if any(not hasattr(layer.attention, "n_kv_heads") for layer in transformer.config.layers):
+    if any(not isinstance(layer.attention, GroupedAttention) for layer in transformer.config.layers):
         return "only grouped attention is compiled."
     if not isinstance(transformer.layers[0].ffn.up_proj, nn.Linear):
         return "a product with packed weights is one operation to PyTorch's compiler, and no faster: fused computes it."
@@ -167,11 +171,14 @@ def pieces_of(transformer: Any, compiler: str = "inductor") -> Pieces:
 
 
 class CompiledStep:
-    """``step(token_ids, counts=..., timer=..., should_stop=...)``: single tokens through the compiled pieces."""
+    """Single tokens through the compiled pieces, the others through the reference."""
 
-    def __init__(self, transformer: Any, cache: Any, compiler: str = "inductor") -> None:
+    def __init__(self, transformer: Any, cache: Any, compiler: str = "inductor", *, keep_hidden: bool = False) -> None:
         self.transformer, self.cache = transformer, cache
         self._pieces = pieces_of(transformer, compiler)
+        self._reference = ReferenceStep(transformer, cache, keep_hidden=keep_hidden)
+        self._keep_hidden = keep_hidden
+        self.hidden: Tensor | None = None
         self._n_waited = 0
         self.computed_by = "compiled" if self._pieces.ready() else "reference"
 
@@ -185,14 +192,32 @@ class CompiledStep:
         return f"prompts are plain PyTorch, single tokens are compiled; a layer's norms count as what follows{waited}"
 
     def __call__(
-        self, token_ids: Tensor, *, counts: Any = None, timer: Any = NULL_TIMER, should_stop: Callable[[], bool]
+        self,
+        token_ids: Tensor,
+        *,
+        counts: Counts = None,
+        rows: Rows = "last",
+        timer: Any,
+        should_stop: Callable[[], bool],
     ) -> Tensor:
-        pieces, transformer, cache = self._pieces, self.transformer, self.cache
-        ready = pieces.ready()
+        ready = self._pieces.ready()
         self._n_waited += not ready
         if not ready or len(token_ids) != 1:
-            return transformer(token_ids, cache, counts=counts, last_only=True, timer=timer, should_stop=should_stop)
+            logits = self._reference(token_ids, counts=counts, rows=rows, timer=timer, should_stop=should_stop)
+            self.hidden = self._reference.hidden
+            return logits
         self.computed_by = "compiled"
+        check_token_ids(token_ids, self.transformer.config.vocab_size)
+        return self._one(token_ids, counts, timer, should_stop)
+
+    def choose_next(
+        self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
+    ) -> Callable[[], int] | None:
+        return None
+
+    def _one(self, token_ids: Tensor, counts: Counts, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+        """Logits (1, V) after one token."""
+        pieces, transformer, cache = self._pieces, self.transformer, self.cache
         with timer("embed"):
             step = transformer.open(cache, 1 if counts is None else counts, timer, should_stop)
             x = transformer.embed(token_ids, step)
@@ -211,7 +236,24 @@ class CompiledStep:
                 x = pieces.leave(block, x, attended)
         timer.layer = -1
         cache.commit()
-        with timer("norm"):
-            x = transformer.final_norm(x)
-        with timer("lm_head"):
-            return transformer.logits(x)
+        if self._keep_hidden:
+            self.hidden = as_hidden(x)
+        return transformer.predict(x, timer).float()
+
+
+@register(
+    "backend",
+    "compiled",
+    summary="torch.compile on a layer's pieces: single tokens, plain weights, half a minute to compile",
+    why_not=why_not,
+)
+class Compiled(Backend):
+    name = "compiled"
+    no_forecast = "each of the stand-ins that are timed would be compiled for half a minute: no forecast."
+
+    def why_not(self, transformer: Any, cache: Any) -> str | None:
+        return reason_for(transformer)
+
+    def bind(self, transformer: Any, cache: Any, *, keep_hidden: bool = False) -> Step:
+        cache.read_by_kernel()
+        return CompiledStep(transformer, cache, keep_hidden=keep_hidden)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.backends.step import Rows
 from labkit.kernels.cpu import cells, machine_code, plan, stored_spec
 
 NUMBERS = {torch.float32: plan.FP32, torch.bfloat16: plan.BF16}
@@ -60,13 +61,18 @@ class _Cells:
         self._one, self._last_of_one = np.zeros((1, 2), np.int64), np.zeros(1, np.int64)
         self._tokens = self._lasts = self._last_of_one
 
+    @property
+    def lasts(self) -> np.ndarray:
+        """Which of the tokens logits are wanted after."""
+        return self._lasts
+
     def _place(self, tokens: np.ndarray, lasts: np.ndarray, *, apart: bool) -> None:
         """tokens (T, 2): each one's position and slot."""
         held, self._tokens, self._lasts = self.held, tokens, lasts
         held[cells.TOKENS], held[cells.LASTS] = tokens.ctypes.data, lasts.ctypes.data
         held[cells.N_LASTS], held[cells.APART] = len(lasts), apart
 
-    def _place_run(self, first: int, n_new: int, slot: int, *, apart: bool) -> None:
+    def _place_run(self, first: int, n_new: int, slot: int, rows: Rows, *, apart: bool) -> None:
         """n_new tokens of one sequence from position ``first`` on."""
         if n_new == 1:
             self._one[0, 0], self._one[0, 1] = first, slot
@@ -75,7 +81,7 @@ class _Cells:
             return
         tokens = np.empty((n_new, 2), np.int64)
         tokens[:, 0], tokens[:, 1] = np.arange(first, first + n_new), slot
-        self._place(tokens, np.array([n_new - 1]), apart=apart)
+        self._place(tokens, np.arange(n_new) if rows == "all" else np.array([n_new - 1]), apart=apart)
 
     def _set_rows(self, idx: int, sight: Any, number: int, rows: dict[str, int]) -> None:
         row = self.layers[idx]
@@ -109,16 +115,17 @@ class InPlace(_Cells):
     def begin(self, opened: Any) -> None:
         """Nothing: all lies where it belongs."""
 
-    def open(self, first: int, n_new: int) -> None:
-        """Tokens [first, first + n_new) of the cache's open step come next."""
+    def open(self, first: int, n_new: int, rows: Rows) -> None:
+        """Tokens [first, first + n_new) of the cache's open step come next; logits are wanted after these ``rows``."""
         segments = self.cache.segments
         if len(segments) == 1:
             (segment,) = segments
             slot = self.cache.slot_of(segment.sequence_id)
-            self._place_run(segment.n_past + first, n_new, slot, apart=self._apart)
+            self._place_run(segment.n_past + first, n_new, slot, rows, apart=self._apart)
         else:
-            rows = [(at, self.cache.slot_of(s.sequence_id)) for s in segments for at in range(s.n_past, s.n_total)]
-            self._place(np.array(rows, np.int64), np.array(self.cache.last_rows(), np.int64), apart=True)
+            places = [(at, self.cache.slot_of(s.sequence_id)) for s in segments for at in range(s.n_past, s.n_total)]
+            lasts = np.arange(n_new) if rows == "all" else np.array(self.cache.last_rows(), np.int64)
+            self._place(np.array(places, np.int64), lasts, apart=True)
         if self.in_blocks:
             for window, which in self._by_window.items():
                 self.layers[which, plan.ROWS] = self.cache.step_rows(window).ctypes.data
@@ -166,9 +173,9 @@ class Staging(_Cells):
                 k[:, : segment.n_past], v[:, : segment.n_past] = 0, 0
                 k[:, positions], v[:, positions] = known_k, known_v
 
-    def open(self, first: int, n_new: int) -> None:
-        """Tokens [first, first + n_new) of the cache's open step come next."""
-        self._place_run(self.cache.segments[0].n_past + first, n_new, 0, apart=False)
+    def open(self, first: int, n_new: int, rows: Rows) -> None:
+        """Tokens [first, first + n_new) of the cache's open step come next; logits are wanted after these ``rows``."""
+        self._place_run(self.cache.segments[0].n_past + first, n_new, 0, rows, apart=False)
 
     def close(self, first: int, n_new: int, opened: Any) -> None:
         """Give the tokens to the cache when the last of them has passed; it may have to round them all first."""
