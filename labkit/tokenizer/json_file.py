@@ -17,14 +17,13 @@ from labkit.tokenizer import ends, normalize, sentencepiece
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import ByteLevelCodec
 from labkit.tokenizer.merging import merge_ranks
-from labkit.tokenizer.patterns import COVERS_EVERYTHING, GPT2, SMOLLM
+from labkit.tokenizer.patterns import COVERS_EVERYTHING, DIGIT, GPT2, SMOLLM
 from labkit.tokenizer.pretokenize import PrefixSpace, PreTokenizer
 from labkit.tokenizer.sentencepiece import PieceCodec, PieceSplit, PieceWords
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import ByteWords
 
 MAX_FILE_BYTES = 256 << 20
-_DIGIT = r"[\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}]"
 
 
 def load(path: str | Path) -> Tokenizer:
@@ -105,13 +104,13 @@ def _byte_level_splits(steps: Sequence[Mapping[str, Any]]) -> Any:
             if step.get("use_regex", True):
                 patterns.append(GPT2)
         elif kind == "Digits":
-            patterns.append(_DIGIT if step.get("individual_digits") else _DIGIT + "+")
+            patterns.append(DIGIT if step.get("individual_digits") else DIGIT + "+")
         elif kind == "Split" and _keeps_everything(step):
             patterns.append(_pattern(step))
         else:
             shown = {key: value for key, value in step.items() if key != "pattern"}
             raise ValueError(f"the tokenizer file asks for the pre-tokenizer {shown}, which labkit cannot run exactly")
-    if patterns == [_DIGIT, GPT2]:
+    if patterns == [DIGIT, GPT2]:
         patterns = [SMOLLM]  # the two as one expression
     if not add_prefix_space:
         return PreTokenizer(patterns)

@@ -51,6 +51,11 @@ COVERS_EVERYTHING = {GPT2, SMOLLM, LLAMA3, QWEN2, QWEN35, CL100K, O200K, TEKKEN}
 
 translate._POSSESSIVE_IS_GREEDY.add(CL100K)
 
+DIGIT = r"[\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}]"
+
+# Patterns that were read, and match any text in time that grows with its length. Any other is a stranger's program.
+KNOWN = frozenset((*COVERS_EVERYTHING, *DEEPSEEK3, DIGIT, DIGIT + "+"))
+
 # tokenizer.ggml.pre -> the splits to run, in order. Several names share one rule; a name that is not here is refused.
 GGUF_PRE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "roberta-bpe"), (GPT2,)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from labkit.tokenizer.patterns import COVERS_EVERYTHING
+from labkit.tokenizer.patterns import COVERS_EVERYTHING, KNOWN
 from labkit.tokenizer.translate import Finder
 
 Splitter = Callable[[str, bool], list[str]]  # (text, whether it begins the whole text) -> words
@@ -20,7 +20,9 @@ class PreTokenizer:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
-        self._steps = [Finder(pattern, whole=pattern not in COVERS_EVERYTHING) for pattern in self.patterns]
+        self._steps = [
+            Finder(pattern, whole=pattern not in COVERS_EVERYTHING, known=pattern in KNOWN) for pattern in self.patterns
+        ]
 
     def __call__(self, text: str, at_start: bool = True) -> list[str]:
         if not self._steps:

@@ -220,10 +220,11 @@ class Tokenizer:
         return chat.render(self.chat_template or "", messages, **(known | variables))
 
     def settle(self) -> None:
-        """Compile the chat template now (and import Jinja), not in the first run. A broken one is that run's error."""
+        """Have ready what the first chat needs (Jinja, a process for templates). A broken template is that chat's
+        error: nothing of a stranger's is run here."""
         if self.chat_template is not None:
             with suppress(ValueError):
-                chat.compiled(self.chat_template)
+                chat.prepare(self.chat_template)
 
     # ---- what the vocabulary cannot say ----------------------------------------------------------------------------
 

@@ -17,13 +17,17 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 
-from labkit.tokenizer import unicode16
+from labkit.tokenizer import apart, unicode16
 from labkit.tokenizer.unicode16 import Ranges, clip, complement, union
 
 _ESCAPES = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0x00, "a": 0x07, "e": 0x1B}
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{\d+(?:,\d*)?\})[?+]?")
 _BEYOND = r"(?=[\U00010000-\U0010FFFF])"
 _WIDTH = {"ascii": 0x7F, "bmp": 0xFFFF, "full": unicode16.MAX_CODE_POINT}
+MAX_PATTERN_CHARS = 4000
+"""The longest published pattern has some 600; a class becomes thousands of characters here."""
+CHARS_A_SECOND = 200_000
+"""More time for a long text; published patterns read some millions of characters a second."""
 _find_beyond = re.compile("[\U00010000-\U0010ffff]").search
 
 
@@ -31,12 +35,18 @@ class Finder:
     """One pattern, compiled on demand in the width that a text needs.
 
     ``finder(text)`` is the list of matches. With ``whole=True`` the pieces between matches are kept too, so that the
-    result always joins back into the text.
+    result always joins back into the text. A pattern that is not ``known``, nor plain text, may take for ever on some
+    text: it is compiled and run in a process that can be ended (``apart``), with a bound for each text.
     """
 
-    def __init__(self, pattern: str, *, whole: bool = False) -> None:
+    def __init__(self, pattern: str, *, whole: bool = False, known: bool = False) -> None:
+        if len(pattern) > MAX_PATTERN_CHARS:
+            raise ValueError(
+                f"a pre-tokenizer pattern has {len(pattern):,} characters; at most {MAX_PATTERN_CHARS:,} are run"
+            )
         self.pattern = pattern
         self.whole = whole
+        self.known = known or _is_plain(pattern)
         self._by_width: dict[str, Callable[[str], list[str]]] = {}
         self._compile("ascii")  # a malformed pattern must fail when the tokenizer is loaded, not at the first text
 
@@ -46,11 +56,17 @@ class Finder:
         return find(text)
 
     def _compile(self, width: str) -> Callable[[str], list[str]]:
-        compiled = compiled_pattern(self.pattern, width)
+        compiled: re.Pattern[str] | _Apart = (
+            compiled_pattern(self.pattern, width) if self.known else _Apart(self.pattern, width)
+        )
         if self.whole:
 
             def find(text: str) -> list[str]:
                 return [piece for piece in _split_around(compiled, text) if piece]
+        elif isinstance(compiled, _Apart):
+
+            def find(text: str) -> list[str]:
+                return [text[start:stop] for start, stop in compiled.spans(text)]
         elif compiled.groups:
 
             def find(text: str) -> list[str]:
@@ -61,10 +77,34 @@ class Finder:
         return find
 
 
-def _split_around(compiled: re.Pattern[str], text: str) -> list[str]:
+class _Apart:
+    """A stranger's pattern: the same for whoever uses it, and bounded."""
+
+    def __init__(self, pattern: str, width: str) -> None:
+        self._pattern = translate(pattern, width)
+        self._what = f"the pre-tokenizer pattern {pattern[:80]!r}"
+        try:
+            apart.ask({"do": "compile", "pattern": self._pattern}, what=self._what)
+        except apart.TooMuch:
+            raise
+        except ValueError as error:
+            raise _not_understood(pattern, error) from error
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        limit_s = apart.LIMIT_S + len(text) / CHARS_A_SECOND
+        places = apart.ask({"do": "spans", "pattern": self._pattern, "text": text}, what=self._what, limit_s=limit_s)
+        return list(zip(places[::2], places[1::2], strict=True))
+
+
+def _is_plain(pattern: str) -> bool:
+    """Whether a pattern is text without any operator: escaped characters and letters."""
+    return not re.search(r"[.^$*+?{}\[\]\\|()]", re.sub(r"\\[^\w]", "", pattern))
+
+
+def _split_around(compiled: re.Pattern[str] | _Apart, text: str) -> list[str]:
+    spans = compiled.spans(text) if isinstance(compiled, _Apart) else map(re.Match.span, compiled.finditer(text))
     pieces, end = [], 0
-    for match in compiled.finditer(text):
-        start, stop = match.span()
+    for start, stop in spans:
         pieces += (text[end:start], text[start:stop])
         end = stop
     pieces.append(text[end:])
@@ -78,9 +118,13 @@ def compiled_pattern(pattern: str, width: str) -> re.Pattern[str]:
     try:
         return re.compile(translate(pattern, width))
     except re.error as error:
-        raise ValueError(
-            f"the pre-tokenizer pattern {pattern!r} is not a regular expression that labkit can run exactly: {error}"
-        ) from error
+        raise _not_understood(pattern, error) from error
+
+
+def _not_understood(pattern: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"the pre-tokenizer pattern {pattern!r} is not a regular expression that labkit can run exactly: {error}"
+    )
 
 
 def translate(pattern: str, width: str = "full") -> str:
