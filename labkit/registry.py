@@ -159,3 +159,27 @@ def find(kind: str, choice: Any) -> tuple[Component, Any]:
     if config is not None:
         check_options(config)
     return component, config
+
+
+def named(kind: str, config: Any) -> Any:
+    """The name under which ``config`` can be asked for, when it is that component's default; else the config itself.
+
+    What a record of a choice keeps: a name as far as it tells everything.
+    """
+    for component in _components[kind].values():
+        if component.config is not None and type(config) is component.config and config == component.config():
+            return component.name
+    return config
+
+
+def label(kind: str, choice: Any) -> str:
+    """A choice in a few words: its name, and the options that differ from their defaults."""
+    if choice is None or isinstance(choice, str):
+        return str(choice)
+    component, config = find(kind, choice)
+    changed = [
+        f"{opt.name}={getattr(config, opt.name)}"
+        for opt in options_of(type(config))
+        if getattr(config, opt.name) != opt.default
+    ]
+    return ", ".join([component.name, *changed])

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from labkit import registry
 from labkit.decoding import Sampler, Sampling, StopStrings
 from labkit.model.config import dtype_name
 from labkit.model.model import Model
@@ -71,7 +72,7 @@ class Sequence:
         self.on_end: Callable[[], None] | None = None
         self.meta: dict[str, Any] = {
             "model": model.name,
-            "weights": model.weights or dtype_name(model.dtype),
+            "weights": registry.label("weights", model.weights) if model.weights else dtype_name(model.dtype),
             "dtype": dtype_name(model.dtype),
             "device": str(model.device),
             "sampling": vars(sampling),

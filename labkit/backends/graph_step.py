@@ -30,6 +30,9 @@ from labkit.model.embedding import check_token_ids
 def why_not(transformer: Any, cache: Any) -> str | None:
     """Why the captured step cannot run this model on this cache; None when it can."""
     config = transformer.config
+    for module in transformer.modules():
+        if getattr(module, "gpu_kind", 16) is None:
+            return f"{module.kind} weights have no GPU kernel: plain PyTorch unpacks them for each step."
     if cache.kind != "contiguous":
         return f"the {cache.kind} cache has no captured step."
     for layer in config.layers:

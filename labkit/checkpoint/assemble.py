@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from labkit.checkpoint.names import Named
 from labkit.checkpoint.placement import check_fits
+from labkit.checkpoint.stored_rows import StoredRows, can_hold, put_in
 from labkit.model.config import ModelConfig, dtype_name
 from labkit.model.transformer import Transformer
 
@@ -43,7 +43,7 @@ def skeleton(config: ModelConfig, name: str) -> Transformer:
 
 def assemble(
     config: ModelConfig,
-    tensors: Iterable[Named],
+    tensors: Iterable[tuple[str, Any]],
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -54,6 +54,7 @@ def assemble(
     """Build the model that ``config`` describes from named ``tensors`` (labkit's names).
 
     ``n_stored``: how many values the file holds, which is what must fit (a wrong config may claim more).
+    A ``StoredRows`` becomes a packed linear where the model has a linear or an embedding, else it is unpacked.
     ``borrowed``: the tensors live in a mapped file, so each is copied; the model never depends on the file later.
     Raises ValueError that names the tensors which are missing, unexpected, wrong-shaped, or hold NaN.
     """
@@ -62,22 +63,30 @@ def assemble(
     check_fits(n_stored, dtype, device, name)
     state: dict[str, Tensor] = {}
     unexpected, wrong, sums = [], [], {}
+    packed: dict[str, StoredRows] = {}
     for key, tensor in tensors:
         if key not in wanted or key in state:
             unexpected.append(key)
         elif tuple(tensor.shape) != wanted[key]:
             wrong.append(f"{key} is {tuple(tensor.shape)}, should be {wanted[key]}")
+        elif isinstance(tensor, StoredRows) and can_hold(transformer, key):
+            packed[key] = tensor
+        elif isinstance(tensor, StoredRows):
+            state[key] = tensor.unpack(dtype).to(device)
         elif not tensor.is_floating_point():
             wrong.append(f"{key} holds {str(tensor.dtype).removeprefix('torch.')}, should be floating point")
         else:
             placed = tensor.to(device=device, dtype=dtype, copy=borrowed).contiguous()
             sums[key] = _total(placed)
             state[key] = placed
-    seen = {*state, *(line.split(" ", 1)[0] for line in wrong)}
+    seen = {*state, *packed, *(line.split(" ", 1)[0] for line in wrong)}
     missing = [key for key in wanted if key not in seen]
     _report_disagreement(name, missing, unexpected, wrong)
     _report_not_finite(name, state, sums, dtype)
-    transformer.load_state_dict(state, strict=True, assign=True)
+    held = put_in(transformer, packed, name=name, device=device, dtype=dtype)
+    left, more = transformer.load_state_dict(state, strict=False, assign=True)
+    assert not more
+    assert set(left) <= held
     return transformer.requires_grad_(False).eval()
 
 

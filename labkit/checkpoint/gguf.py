@@ -9,6 +9,7 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 
-from labkit.checkpoint.dequantize import block_layout, dequantize
+from labkit.checkpoint.stored_rows import StoredRows
+from labkit.quant.blocks import FORMATS, block_layout, dequantize
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -84,11 +86,32 @@ class GGUFFile:
         finally:
             del raw  # an exported buffer would keep the file from being closed
 
-    def items(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
+    def items(
+        self, dtype: torch.dtype = torch.float32, *, keep: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor | StoredRows]]:
         """Every tensor, one at a time, in the file's order. Vectors (norms, biases) come in float32: they are
-        small, and Gemma's norms must be shifted before they are rounded."""
+        small, and Gemma's norms must be shifted before they are rounded. ``keep``: matrices that the file packs come
+        as they are."""
         for name, info in self.tensors.items():
-            yield name, self.tensor(name, dtype if len(info.shape) > 1 else torch.float32)
+            if keep and info.kind in FORMATS and len(info.shape) == 2:
+                yield name, self.stored(name)
+            else:
+                yield name, self.tensor(name, dtype if len(info.shape) > 1 else torch.float32)
+
+    def n_values(self, dtype: torch.dtype, *, keep: bool = False) -> int:
+        """How many numbers of ``dtype`` take the memory that ``items`` will."""
+        kept = {name for name, info in self.tensors.items() if keep and info.kind in FORMATS and len(info.shape) == 2}
+        plain = sum(math.prod(info.shape) for name, info in self.tensors.items() if name not in kept)
+        return plain + sum(self.tensors[name].nbytes for name in kept) // dtype.itemsize
+
+    def stored(self, name: str) -> StoredRows:
+        """One packed matrix, its blocks copied byte for byte."""
+        info = self.tensors[name]
+        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.nbytes, offset=info.start)
+        try:
+            return StoredRows(info.kind, raw.view(info.shape[0], -1).clone(), info.shape[1])
+        finally:
+            del raw
 
 
 class _Header:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from labkit.checkpoint.names import Named, split_qkv, split_rows
+from labkit.checkpoint.names import split_qkv, split_rows
 from labkit.model.config import DenseFFN, ModelConfig, MoEFFN
 
 ARCHITECTURES = {
@@ -180,7 +181,7 @@ _LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 _ROPE = re.compile(r"rope_(freqs|factors_short|factors_long)\.weight")
 
 
-def tensors_from_gguf(config: ModelConfig, tensors: Iterable[Named]) -> Iterator[Named]:
+def tensors_from_gguf(config: ModelConfig, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield ``(labkit name, tensor)``; a name that means nothing to this family passes unchanged."""
     for name, tensor in tensors:
         if _ROPE.fullmatch(name):
@@ -197,8 +198,8 @@ def tensors_from_gguf(config: ModelConfig, tensors: Iterable[Named]) -> Iterator
 
 
 def _layer_tensors(
-    config: ModelConfig, layer_idx: int, module: str, kind: str, name: str, tensor: Tensor
-) -> Iterator[Named]:
+    config: ModelConfig, layer_idx: int, module: str, kind: str, name: str, tensor: Any
+) -> Iterator[tuple[str, Any]]:
     layer, at = config.layers[layer_idx], f"layers.{layer_idx}."
     ffn = layer.ffn
     if module == "attn_qkv":
@@ -219,7 +220,7 @@ def _layer_tensors(
         yield (f"{at}{own}.{kind}" if own else name), tensor
 
 
-def halves_from_pairs(tensor: Tensor, n_heads: int, name: str) -> Tensor:
+def halves_from_pairs(tensor: Any, n_heads: int, name: str) -> Any:
     """Undo llama.cpp's row order: (x0, y0, x1, y1, ...) in each head back to (x0, x1, ..., y0, y1, ...)."""
     rows = tensor.shape[0]
     if rows % (2 * n_heads):
@@ -227,5 +228,5 @@ def halves_from_pairs(tensor: Tensor, n_heads: int, name: str) -> Tensor:
             f"tensor {name} has {rows} rows, which {n_heads} heads of even width cannot share. "
             "The file's metadata and its weights belong to different models."
         )
-    pairs = tensor.reshape(n_heads, rows // n_heads // 2, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
+    order = torch.arange(rows).view(n_heads, rows // n_heads // 2, 2).transpose(1, 2).flatten()
+    return tensor[order]

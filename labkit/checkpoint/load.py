@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +20,25 @@ from labkit.checkpoint.names import Named
 from labkit.checkpoint.placement import choose_device, choose_dtype
 from labkit.checkpoint.random_weights import byte_vocabulary, random_transformer
 from labkit.checkpoint.safetensors import PICKLED, read_json, read_tensors, tensor_shapes, weight_files
+from labkit.checkpoint.stored_rows import stored_format
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensors_from_gguf, tensors_from_hf
 from labkit.model import Model
 from labkit.model.config import ModelConfig
 from labkit.model.transformer import Transformer
+from labkit.quant import Stored, WeightFormat
 
 Loaded = tuple[Transformer, Any]
+DEFAULT_WEIGHTS = "plain"
+"""What ``weights=None`` means."""
+
+
+class Target(NamedTuple):
+    """Where a model goes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    keep: bool
+    """Whether matrices that the file packs stay packed."""
 
 
 def load(
@@ -42,7 +55,8 @@ def load(
               config.json and safetensors, or a ``.gguf`` or ``.safetensors`` file
     device    auto (CUDA when there is one), cpu, cuda, cuda:1, mps
     dtype     auto (bf16 where the hardware has it), fp32, bf16, fp16
-    weights   None keeps them in ``dtype``; else the name or config of a quantised form
+    weights   "plain" unpacks them into ``dtype``, "stored" keeps a GGUF file's own blocks, None is the better of the
+              two here; else the name or config of a quantised form (``labkit.components("weights")``)
     backend   which kernels; auto picks by device
 
     Raises ValueError that lists the choices for an unknown name, device, dtype or component, and that names what
@@ -50,46 +64,46 @@ def load(
     """
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
-    chosen = None
-    if weights is not None:
-        import labkit.quant  # noqa: F401 (registers the quantised forms)
-
-        chosen = registry.find("weights", weights)
+    chosen = registry.find("weights", DEFAULT_WEIGHTS if weights is None else weights)
     if not (isinstance(backend, str) and backend == "auto"):
         registry.find("backend", backend)
     backends.start(backend, place)
-    (transformer, tokenizer), source = _resolve(str(name), place, kind)
-    if chosen is not None:
-        component, config = chosen
-        transformer = component.build(config, transformer=transformer)
+    component, config = chosen
+    (transformer, tokenizer), source = _resolve(str(name), Target(place, kind, keep=isinstance(config, Stored)))
+    if isinstance(config, Stored):
+        held = stored_format(transformer)  # the file decides
+    elif isinstance(config, WeightFormat):
+        transformer, held = component.build(config, transformer=transformer), config
+    else:
+        held = None
     backends.warm_up(backend, transformer)  # what the first run would otherwise be timed at
     tokenizer.fit(transformer.config.vocab_size)
     tokenizer.settle()
-    held = None if chosen is None else chosen[0].name
+    held = held and registry.named("weights", held)
     return Model(transformer, tokenizer, name=str(name), weights=held, backend=backend, source=source)
 
 
-def _resolve(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Loaded, str]:
+def _resolve(name: str, target: Target) -> tuple[Loaded, str]:
     table = catalogue()
     if name == DEFAULT:
         path = fetch_default()
-        return _from_gguf(path, device, dtype), str(path)
+        return _from_gguf(path, target), str(path)
     if name.startswith(RANDOM) and name.removeprefix(RANDOM) in table["random"]:
-        return _from_shape(name, table["random"][name.removeprefix(RANDOM)], device, dtype), name
+        return _from_shape(name, table["random"][name.removeprefix(RANDOM)], target), name
     if name in table["hub"]:
-        return _from_folder(fetch_from_hub(table["hub"][name]["id"]), device, dtype), table["hub"][name]["id"]
+        return _from_folder(fetch_from_hub(table["hub"][name]["id"]), target), table["hub"][name]["id"]
     path = Path(name).expanduser()
     if name and path.is_dir():
-        return _from_folder(path, device, dtype), str(path)
+        return _from_folder(path, target), str(path)
     if path.suffix in (".gguf", ".safetensors"):
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}.")
         read = _from_gguf if path.suffix == ".gguf" else _from_safetensors_file
-        return read(path, device, dtype), str(path)
+        return read(path, target), str(path)
     if path.suffix in PICKLED:
         raise ValueError(f"{path.name} is a pickle, which can run code when opened: labkit never opens one.")
     if is_hub_id(name):
-        return _from_folder(fetch_from_hub(name), device, dtype), name
+        return _from_folder(fetch_from_hub(name), target), name
     raise ValueError(_unknown(name))
 
 
@@ -109,35 +123,38 @@ def _unknown(name: str) -> str:
     )
 
 
-def _from_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+def _from_gguf(path: Path, target: Target) -> Loaded:
     from labkit.tokenizer import Tokenizer
 
     with GGUFFile(path) as file:
         shapes = {name: info.shape for name, info in file.tensors.items()}
         config = config_from_gguf(file.metadata, shapes, file.tensor)
         _check_tensor_count(config, len(shapes), path.name)
-        tensors = tensors_from_gguf(config, file.items(dtype))
-        transformer = assemble(config, tensors, device=device, dtype=dtype, name=path.name, n_stored=_n_values(shapes))
+        tensors = tensors_from_gguf(config, file.items(target.dtype, keep=target.keep))
+        n_stored = file.n_values(target.dtype, keep=target.keep)
+        transformer = assemble(
+            config, tensors, device=target.device, dtype=target.dtype, name=path.name, n_stored=n_stored
+        )
         return transformer, Tokenizer.from_gguf(file.metadata)
 
 
-def _from_folder(folder: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+def _from_folder(folder: Path, target: Target) -> Loaded:
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
-            return _from_gguf(files[0], device, dtype)
+            return _from_gguf(files[0], target)
         if files:
             raise ValueError(
                 f"{folder} holds {len(files)} GGUF files; name one: {', '.join(f.name for f in files[:8])}."
             )
-    return _from_safetensors(folder, weight_files, device, dtype)
+    return _from_safetensors(folder, weight_files, target)
 
 
-def _from_safetensors_file(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
-    return _from_safetensors(path.parent, lambda _: [path], device, dtype)
+def _from_safetensors_file(path: Path, target: Target) -> Loaded:
+    return _from_safetensors(path.parent, lambda _: [path], target)
 
 
-def _from_safetensors(folder: Path, files_of: Any, device: torch.device, dtype: torch.dtype) -> Loaded:
+def _from_safetensors(folder: Path, files_of: Any, target: Target) -> Loaded:
     settings = read_json(folder / "config.json")
     if settings.get("quantization_config"):
         method = settings["quantization_config"]
@@ -149,7 +166,13 @@ def _from_safetensors(folder: Path, files_of: Any, device: torch.device, dtype: 
     _check_tensor_count(config, len(shapes), folder.name)
     tensors: Iterator[Named] = tensors_from_hf(config, read_tensors(files))
     transformer = assemble(
-        config, tensors, device=device, dtype=dtype, name=folder.name, n_stored=_n_values(shapes), borrowed=True
+        config,
+        tensors,
+        device=target.device,
+        dtype=target.dtype,
+        name=folder.name,
+        n_stored=_n_values(shapes),
+        borrowed=True,
     )
     return transformer, _tokenizer_in(folder)
 
@@ -166,11 +189,11 @@ def _tokenizer_in(folder: Path) -> Any:
     return Tokenizer.from_file(path)
 
 
-def _from_shape(name: str, settings: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Loaded:
+def _from_shape(name: str, settings: dict[str, Any], target: Target) -> Loaded:
     from labkit.tokenizer import Tokenizer
 
     config = config_from_hf(settings)
-    transformer = random_transformer(config, device=device, dtype=dtype, name=name)
+    transformer = random_transformer(config, device=target.device, dtype=target.dtype, name=name)
     return transformer, Tokenizer.from_gguf(byte_vocabulary(config.vocab_size))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit import registry
 from labkit.kvcache import KVCache
 from labkit.kvcache.none import NoCache
 from labkit.model.config import ModelConfig, dtype_name
@@ -24,7 +25,7 @@ class Model:
         tokenizer: Any,
         *,
         name: str,
-        weights: str | None = None,
+        weights: Any = None,
         backend: Any = "auto",
         source: str = "",
     ) -> None:
@@ -32,7 +33,8 @@ class Model:
         self.tokenizer = tokenizer
         self.name = name
         self.weights = weights
-        """How the linear layers' weights are held: None as ``dtype``, or the name of a quantised form."""
+        """How the linear layers' weights are held: None as ``dtype``; a format's name; its config where it is not the
+        default of that name."""
         self.backend = backend
         self.source = source
 
@@ -72,7 +74,7 @@ class Model:
         return self.transformer(ids, cache).float()
 
     def __repr__(self) -> str:
-        held = self.weights or dtype_name(self.dtype)
+        held = registry.label("weights", self.weights) if self.weights else dtype_name(self.dtype)
         return f"Model({self.name!r}, {held}, {self.device}, {self.nbytes / 1e6:.0f} MB)"
 
 

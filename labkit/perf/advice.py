@@ -17,6 +17,7 @@ from labkit.perf import formats, hardware
 from labkit.perf.forecast import Forecast, forecast
 from labkit.perf.machine import Machine
 from labkit.perf.probe import Engine
+from labkit.quant import form_of, format_of
 
 GOALS = {
     "wall": "the whole run",
@@ -138,8 +139,20 @@ def _single_switches(engine: Engine) -> Iterator[dict[str, Any]]:
             yield {"dtype": dtype}
     for kind in ("weights", "kv_cache", "backend"):
         for info in registry.components(kind):
-            if not info.unavailable and info.name != _name(getattr(engine, kind)):
-                yield {kind: info.name}
+            if info.unavailable or info.name == _name(getattr(engine, kind)):
+                continue
+            if kind == "weights" and not _is_a_switch(info.name, engine):
+                continue
+            yield {kind: info.name}
+
+
+def _is_a_switch(name: str, engine: Engine) -> bool:
+    """Whether another format would change this engine's bytes. What only a file decides is none, nor is what a
+    calibration chooses: its bytes and its time are those of the plain format of the same name."""
+    config = format_of(name)
+    if getattr(config, "from_file", False) or getattr(config, "calibrates", False):
+        return False
+    return form_of(name) != form_of(engine.weights)
 
 
 def _best_of_each_kind(found: list[Switch], goal: str) -> dict[str, Any]:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-from labkit.model.config import dtype_name
+from labkit.model.config import DTYPES, dtype_name
 from labkit.perf.cost import decode_cost, prefill_cost
+from labkit.perf.formats import bytes_a_weight
 from labkit.perf.machine import Machine
 from labkit.perf.trace import Trace
 
-BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8.2, "w8a8": 8.2, "int4": 5.0}
-"""Bits a weight, roughly: for a trace without its model."""
 BINDS = 0.5
 """A ceiling that explains this share of the time is the one that binds."""
 GROWTH = 1.25
@@ -99,7 +98,7 @@ def _work(trace: Trace, model: Any, stage: str) -> tuple[float, float]:
             total = decode_cost(model.config, middle, kv_cache=kv_cache, **setting).total
         return total.flops, total.bytes
     weights_bytes = float(trace.meta.get("weights_bytes", 0))
-    n_weights = weights_bytes * 8 / BITS.get(str(trace.meta.get("weights", "fp32")), 16)
+    n_weights = weights_bytes / bytes_a_weight(trace.meta.get("weights"), dtype=str(trace.meta.get("dtype", "fp32")))
     n_tokens = trace.n_prompt_tokens if stage == "prefill" or trace.meta.get("kv_cache") == "none" else 1
     return 2.0 * n_weights * n_tokens, weights_bytes
 
@@ -137,7 +136,7 @@ def _remedies(trace: Trace, stage: str, bound: str) -> list[str]:
     meta = trace.meta
     if meta.get("kv_cache") == "none" and stage == "decode":
         return ["a KV cache: each step recomputes the whole sequence now (kv_cache='contiguous')."]
-    packed = meta.get("weights") in ("int8", "w8a8", "int4")
+    packed = meta.get("weights") not in (None, *DTYPES)
     if bound == "memory":
         lines = [] if packed else ["fewer bits a weight (weights='int8' or 'int4'): the bytes are what is waited for."]
         if _growth(trace.itl_s) > GROWTH:

@@ -12,10 +12,10 @@ from labkit import registry
 from labkit.kvcache import KVCache, LayerEntries
 from labkit.kvcache.sliding import Sliding
 from labkit.model.attention import entries_of
-from labkit.model.config import ModelConfig, as_dtype
+from labkit.model.config import DTYPES, ModelConfig, as_dtype
 from labkit.perf.weights import Weight
-from labkit.quant import Int4, Int8, size
-from labkit.quant.rtn import KEPT
+from labkit.quant import WeightFormat, form_of, format_of
+from labkit.quant.format import KEPT
 
 
 def weight_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool = False) -> int:
@@ -25,19 +25,34 @@ def weight_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool
     biases and an untied embedding stay in ``dtype``. Raises ValueError for an unknown format.
     """
     plain = weight.n_values * as_dtype(dtype).itemsize
-    if weights is None:
+    config = None if weights is None else format_of(weights)
+    if not isinstance(config, WeightFormat):
         return plain
-    _, config = registry.find("weights", weights)
     is_head = weight.kind == "head" or (tied and weight.name == "embedding.weight")
     is_packed = weight.kind == "linear" and not any(kept in weight.name for kept in KEPT)
-    if not (is_head or is_packed):
-        return plain
-    n_out, n_in = weight.shape
-    if isinstance(config, Int4) and not (is_head and config.head == "int8"):
-        return size.int4_nbytes(n_out, n_in, config)
-    if isinstance(config, Int4 | Int8):
-        return size.int8_nbytes(n_out, n_in)
-    raise ValueError(f"no size is known for weights={weights!r}.")
+    if is_head:
+        found = config.top_nbytes(*weight.shape)
+    elif is_packed:
+        found = config.layer_nbytes(*weight.shape, name=weight.name)
+    else:
+        found = config.table_nbytes(*weight.shape) if weight.name == "embedding.weight" else None
+    return plain if found is None else found
+
+
+def bytes_a_weight(weights: Any, *, dtype: str) -> float:
+    """Bytes of a weight in the layers, scales included, roughly: for a trace without its model. ``weights``: a name,
+    a config, a trace's label ("int4, group_size=32"), or a dtype or None for plain numbers."""
+    name = weights.partition(",")[0] if isinstance(weights, str) else weights
+    if name is None or name in DTYPES:
+        return as_dtype(name or dtype).itemsize
+    config = format_of(name)
+    return config.bits_a_weight() / 8 if isinstance(config, WeightFormat) else as_dtype(dtype).itemsize
+
+
+def timed_form(engine: Any) -> Any:
+    """The engine that is measured in place of ``engine``: GPTQ and AWQ only choose the integers, so their layout is
+    timed as round-to-nearest makes it, and nothing is ever calibrated for a forecast."""
+    return replace(engine, weights=form_of(engine.weights))
 
 
 def row_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool = False) -> float:

@@ -13,6 +13,7 @@ from labkit import registry
 from labkit.model.config import ModelConfig, MoEFFN
 from labkit.perf import formats
 from labkit.perf.weights import weights_of
+from labkit.quant import WeightFormat, format_of
 
 RESERVE_SHARE = 0.05
 """Part of the free memory that a forecast leaves alone: allocators round up, and other programs breathe."""
@@ -144,7 +145,7 @@ def _milder(config: ModelConfig, setting: Setting) -> list[Setting]:
     held = [setting]
     if setting.weights is None:
         held += [replace(setting, dtype="bf16")] if setting.dtype == "fp32" else []
-        packed = [info.name for info in registry.components("weights") if not info.unavailable]
+        packed = [info.name for info in registry.components("weights") if _can_shrink(info)]
         held += sorted(
             (replace(setting, weights=name) for name in packed),
             key=lambda s: -weights_nbytes(config, dtype=s.dtype, weights=s.weights),
@@ -152,6 +153,12 @@ def _milder(config: ModelConfig, setting: Setting) -> list[Setting]:
     shorter = [n for n in (setting.n_tokens // 4, setting.n_tokens // 16) if n >= 64]
     one_user = [replace(s, n_sequences=1) for s in held] if setting.n_sequences > 1 else []
     return [*held[1:], *one_user, *(replace(s, n_tokens=n, n_sequences=1) for n in shorter for s in held)]
+
+
+def _can_shrink(info: registry.ComponentInfo) -> bool:
+    """A format that the reader can switch on at once, whatever the file."""
+    config = format_of(info.name) if info.unavailable is None else None
+    return isinstance(config, WeightFormat) and not config.from_file and not config.calibrates
 
 
 def _difference(before: Setting, after: Setting) -> str:

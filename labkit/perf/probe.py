@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-import labkit.quant  # noqa: F401 - registers the packed formats
 from labkit import backends, registry
 from labkit.model.config import (
     DenseFFN,
@@ -42,6 +41,7 @@ from labkit.perf.cost import step_cost
 from labkit.perf.cuda_timer import CudaTimer
 from labkit.perf.device import cache_bytes
 from labkit.perf.timer import NULL_TIMER, Timer
+from labkit.quant import form_of
 
 N_REPEATS = 5
 N_LAYERS = 4
@@ -162,9 +162,10 @@ def build(config: ModelConfig, engine: Engine) -> Transformer:
         else:
             parameter.data.uniform_(-0.05, 0.05, generator=generator)
     model = model.to(as_dtype(engine.dtype)).eval()
-    if engine.weights is None:
+    form = form_of(engine.weights)
+    if form is None:
         return model
-    component, options = registry.find("weights", engine.weights)
+    component, options = registry.find("weights", form)
     return component.build(options, transformer=model)
 
 

@@ -26,6 +26,7 @@ from labkit.model.config import ModelConfig
 from labkit.perf.busy import BusyWatch, busy_now
 from labkit.perf.cost import StepCost, step_cost
 from labkit.perf.device import device_name
+from labkit.perf.formats import timed_form
 from labkit.perf.machine import BUSY_SHARE, Rate
 from labkit.perf.probe import FAR_TOKENS, Bench, Engine, Point, plan, run_plan, stand_ins, sweep_bytes, widths
 from labkit.resources import cache_folder
@@ -109,6 +110,7 @@ def rates(
 
     Raises RuntimeError when the engine cannot run (its backend refuses the weights, the cache or the device).
     """
+    engine = timed_form(engine)
     path = _cache_path(config, engine)
     if not refresh and path.is_file():
         try:
@@ -128,7 +130,7 @@ def rates(
 
 def is_measured(config: ModelConfig, engine: Engine) -> bool:
     """Whether ``rates(config, engine)`` would answer at once."""
-    return _cache_path(config, engine).is_file()
+    return _cache_path(config, timed_form(engine)).is_file()
 
 
 def measure(config: ModelConfig, engine: Engine, *, progress: Callable[[float, str], None] | None = None) -> Rates:

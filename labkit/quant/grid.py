@@ -1,15 +1,17 @@
-"""The integer grids: rounding weights to them, and packing what was rounded.
+"""The integer grids: where the points lie, rounding weights to them, and packing what was rounded.
 
-int8   w ~ s[n] q[n, k]                    q in [-127, 127], one scale an output channel
-int4   w ~ s[n, g] (q[n, k] - z[n, g])     q in [0, 15], one scale (and zero point) a group of consecutive inputs
+int8       w ~ s[n] q[n, k]                    q in [-127, 127], one scale an output channel
+groups     w ~ s[n, g] (q[n, k] - z[n, g])     q in [0, 2^bits), one scale (and zero point) a group of neighbours
+           w ~ s[n, g] q[n, k] + m[n, g]       the same with a float minimum in place of the zero point
 
-Whoever chooses the integers (round-to-nearest, GPTQ, AWQ, a file) hands them to ``pack_int4``; whoever computes reads
-the packed form. N output features, K input features.
+Whoever chooses the integers (round-to-nearest, GPTQ, AWQ, a file) hands them over as ``Groups``; whoever computes
+reads a packed form of them. N output features, K input features, G = K / group_size groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +25,89 @@ PIECE_VALUES = 2**18
 """Weights that are rounded together: what is in between stays in the processor's cache."""
 TINY = 6e-8
 """The smallest float16 scale: an all-zero group keeps a scale that can be divided by."""
+KINDS = ("symmetric", "asymmetric", "minimum")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A matrix as codes on grids of its groups: what a packed linear holds, however it packs it.
+
+    codes uint8 (N, K) below 2^bits, scales (N, G), zeros (N, G) or None, minima (N, G) or None. With neither zeros
+    nor minima the zero point is 2^(bits - 1).
+    """
+
+    bits: int
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    minima: Tensor | None = None
+
+    @property
+    def group_size(self) -> int:
+        return self.codes.shape[1] // self.scales.shape[1]
+
+    def dequantize(self) -> Tensor:
+        """float32 (N, K)."""
+        codes = self.codes.float().unflatten(1, (-1, self.group_size))
+        return _values(codes, self.bits, self.scales, self.zeros, self.minima).flatten(1)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the points of a group lie, 2^bits of them, ``kind`` saying how scale and offset are chosen.
+
+    symmetric    s = max|w| / (2^(bits-1) - 1/2), z = 2^(bits-1), not stored
+    asymmetric   s = (max - min) / (2^bits - 1) with 0 inside [min, max], z = round(-min / s)
+    minimum      s = (max - min) / (2^bits - 1), m = min: w ~ s q + m (ggml's Q4_1, Q5_1)
+    """
+
+    bits: int
+    kind: str = "asymmetric"
+
+    def fit(self, groups: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """groups (..., group_size) float -> scales float16, zeros uint8 or None, minima float16 or None: (...)."""
+        top = 2**self.bits - 1
+        if self.kind == "symmetric":
+            return as_half(groups.abs().amax(dim=-1) / (top / 2)), None, None
+        low, high = groups.amin(dim=-1), groups.amax(dim=-1)
+        if self.kind == "minimum":
+            return as_half((high - low) / top), None, _finite_half(low)
+        low, high = low.clamp_max(0.0), high.clamp_min(0.0)
+        scales = as_half((high - low) / top)
+        return scales, torch.round(-low / scales.float()).clamp_(0, top).to(torch.uint8), None
+
+    def round(self, w: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor | None) -> Tensor:
+        """The codes (float) nearest to w (..., n): what ``fit`` chose is (...)."""
+        s = scales.to(w.dtype)[..., None]
+        if minima is not None:
+            codes = (w - minima.to(w.dtype)[..., None]) / s
+        else:
+            codes = w / s + (2 ** (self.bits - 1) if zeros is None else zeros.to(w.dtype)[..., None])
+        return codes.round_().clamp_(0, 2**self.bits - 1)
+
+    def values(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor | None) -> Tensor:
+        """What the codes (float, (..., n)) stand for."""
+        return _values(codes, self.bits, scales, zeros, minima)
+
+    def nearest(self, weight: Tensor, group_size: int) -> Groups:
+        """Round to nearest: (N, K) -> ``Groups``. Raises ValueError when group_size does not divide K."""
+        check_group_size(weight.shape[1], group_size)
+        parts = []
+        for rows in _pieces(weight):
+            groups = rows.unflatten(1, (-1, group_size))
+            found = self.fit(groups)
+            parts.append((self.round(groups, *found).to(torch.uint8).flatten(1), *found))
+        codes, scales, zeros, minima = (None if p[0] is None else torch.cat(p) for p in zip(*parts, strict=True))
+        assert codes is not None
+        assert scales is not None
+        return Groups(self.bits, codes, scales, zeros, minima)
+
+
+def _values(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None, minima: Tensor | None) -> Tensor:
+    s = scales.to(codes.dtype)[..., None]
+    if minima is not None:
+        return codes * s + minima.to(codes.dtype)[..., None]
+    return (codes - (2 ** (bits - 1) if zeros is None else zeros.to(codes.dtype)[..., None])) * s
 
 
 def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,16 +123,11 @@ def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def round_int4(weight: Tensor, group_size: int, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """(N, K) -> q uint8 (N, K) in 0..15, scales float16 (N, K / group_size), zeros uint8 or None (all 8).
 
-    symmetric   s = max|w| / 7.5, z = 8
-    asymmetric  s = (max - min) / 15 with 0 inside [min, max], z = round(-min / s)
-
     The error is at most s / 2, up to the rounding of s itself to float16.
     Raises ValueError when group_size does not divide K.
     """
-    check_group_size(weight.shape[1], group_size)
-    parts = [_round_int4(rows, group_size, symmetric) for rows in _pieces(weight)]
-    q, scales, zeros = zip(*parts, strict=True)
-    return torch.cat(q), torch.cat(scales), None if symmetric else torch.cat(zeros)
+    found = Grid(4, "symmetric" if symmetric else "asymmetric").nearest(weight, group_size)
+    return found.codes, found.scales, found.zeros
 
 
 def _rows(weight: Tensor) -> int:
@@ -61,20 +141,6 @@ def _pieces(weight: Tensor) -> Iterator[Tensor]:
         yield rows.float() if rows.is_floating_point() else rows
 
 
-def _round_int4(weight: Tensor, group_size: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    groups = weight.unflatten(1, (-1, group_size))  # (N, G, group_size)
-    if symmetric:
-        scales = as_half(groups.abs().amax(dim=-1) / 7.5)
-        zeros, offset = None, torch.full_like(scales, 8.0, dtype=torch.float32)
-    else:
-        low, high = groups.amin(dim=-1).clamp_max(0.0), groups.amax(dim=-1).clamp_min(0.0)
-        scales = as_half((high - low) / 15)
-        offset = torch.round(-low / scales.float()).clamp_(0, 15)
-        zeros = offset.to(torch.uint8)
-    q = (groups / scales.float()[..., None]).add_(offset[..., None]).round_().clamp_(0, 15)
-    return q.to(torch.uint8).flatten(1), scales, zeros
-
-
 def as_half(scales: Tensor) -> Tensor:
     """Scales as float16, never zero. Raises ValueError when one is too large for it."""
     half = scales.clamp_min(TINY).to(torch.float16)
@@ -85,13 +151,20 @@ def as_half(scales: Tensor) -> Tensor:
     return half
 
 
+def _finite_half(minima: Tensor) -> Tensor:
+    half = minima.to(torch.float16)
+    if not torch.isfinite(half).all():
+        raise ValueError("a group's weights are too large for a float16 minimum (above 65504): load with 'int8'.")
+    return half
+
+
 def check_group_size(n_in: int, group_size: int) -> None:
     """Raise ValueError that names the group sizes that do divide ``n_in``."""
     if group_size in GROUP_SIZES and n_in % group_size == 0:
         return
     fits = [str(size) for size in GROUP_SIZES if n_in % size == 0]
     advice = f"choose group_size={' or '.join(fits)}" if fits else "use weights='int8' for this model"
-    raise ValueError(f"int4 groups of {group_size} do not divide a layer's {n_in} inputs: {advice}.")
+    raise ValueError(f"groups of {group_size} do not divide a layer's {n_in} inputs: {advice}.")
 
 
 # --- packing --------------------------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ class PackedLinear(nn.Module):
     bias: nn.Parameter | None
     weight: Tensor
     scales: Tensor
+    why_not_compiled: str | None = None
+    """Why the compiled steps leave a model with such a linear to plain PyTorch; None when they have its product."""
+    gpu_kind: int | None = None
+    """The number under which the GPU's kernels know this layout; None: they do not."""
 
     def dequantize(self) -> Tensor:
         raise NotImplementedError
@@ -49,6 +53,7 @@ class Int8Linear(PackedLinear):
     """
 
     kind = "int8"
+    gpu_kind = 8
 
     def __init__(self, q: Tensor, scales: Tensor, bias: Tensor | None = None, *, round_tokens: bool = False) -> None:
         super().__init__()
@@ -76,6 +81,7 @@ class Int4Linear(PackedLinear):
     """Half a byte a weight, one float16 scale (and one byte of zero point, unless symmetric) a group."""
 
     kind = "int4"
+    gpu_kind = 4
     zeros: Tensor | None
 
     def __init__(self, q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None = None) -> None:
@@ -85,6 +91,15 @@ class Int4Linear(PackedLinear):
         for name, tensor in zip(("weight", "scales", "zeros"), grid.pack_int4(q, scales, zeros), strict=True):
             self.register_buffer(name, tensor)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def groups(self) -> grid.Groups:
+        """The codes, scales and zero points in rows: what was packed."""
+        n, k = self.out_features, self.in_features
+        scales, zeros = (
+            None if t is None else grid.unpack_groups(t, n, k // self.group_size) for t in (self.scales, self.zeros)
+        )
+        assert scales is not None
+        return grid.Groups(4, grid.unpack_int4(self.weight, n, k), scales, zeros)
 
     def dequantize(self) -> Tensor:
         return packed.unpack_weight_int4(

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from labkit.quant import grid
+from labkit.quant import grid, grouped
 from labkit.quant.linear import INT8_PAD
-from labkit.quant.rtn import Int4, Int8
 
 
 def int8_nbytes(n_out: int, n_in: int) -> int:
@@ -18,11 +17,15 @@ def int8_nbytes(n_out: int, n_in: int) -> int:
     return n_out * (n_in + -n_in % INT8_PAD) + 4 * n_out
 
 
-def int4_nbytes(n_out: int, n_in: int, config: Int4) -> int:
-    """Half a byte a weight, two a scale, one a zero point when asymmetric; whole panels and blocks."""
-    grid.check_group_size(n_in, config.group_size)
-    weights, scales = grid.packed_shapes(n_out, n_in, config.group_size)
-    return prod(weights) + prod(scales) * (2 if config.symmetric else 3)
+def groups_nbytes(n_out: int, n_in: int, *, bits: int, group_size: int, kind: str) -> int:
+    """Bytes of ``grouped.linear_of`` on a grid of ``kind``. Raises ValueError when the groups do not divide n_in.
+
+    4 bits with whole zero points lie in panels, padded to whole panels and blocks; the others in planes."""
+    grid.check_group_size(n_in, group_size)
+    if bits != 4 or kind == "minimum":
+        return grouped.nbytes(n_out, n_in, bits=bits, group_size=group_size, kind=kind)
+    weights, scales = grid.packed_shapes(n_out, n_in, group_size)
+    return prod(weights) + prod(scales) * (2 if kind == "symmetric" else 3)
 
 
 def linear_shapes(model_config: Any) -> Iterator[tuple[int, int, bool]]:
@@ -67,15 +70,10 @@ def kept_values(model_config: Any) -> int:
     return total + sum(n_out for n_out, _, bias in linear_shapes(model_config) if bias)
 
 
-def predict_nbytes(model_config: Any, config: Int8 | Int4, *, dtype: torch.dtype = torch.float32) -> int:
+def predict_nbytes(model_config: Any, config: Any, *, dtype: torch.dtype = torch.float32) -> int:
     """Bytes of the weights once packed: what ``Model.nbytes`` will be. ``dtype`` holds what is not packed.
 
     Raises ValueError when the group size does not divide a layer's inputs."""
-    head_in_int4 = isinstance(config, Int4) and config.head == "int4"
-
-    def size(n_out: int, n_in: int, in_int4: bool) -> int:
-        return int4_nbytes(n_out, n_in, config) if in_int4 and isinstance(config, Int4) else int8_nbytes(n_out, n_in)
-
-    packed = sum(size(n_out, n_in, isinstance(config, Int4)) for n_out, n_in, _ in linear_shapes(model_config))
-    packed += size(model_config.vocab_size, model_config.d_model, head_in_int4)
+    packed: int = sum(config.layer_nbytes(n_out, n_in) for n_out, n_in, _ in linear_shapes(model_config))
+    packed += config.top_nbytes(model_config.vocab_size, model_config.d_model)
     return packed + kept_values(model_config) * dtype.itemsize

@@ -10,9 +10,9 @@ import pytest
 import torch
 from small_files import random_blocks, write_gguf
 
-from labkit.checkpoint.dequantize import CHUNK_VALUES, block_layout, dequantize
 from labkit.checkpoint.fetch import fetch_default
 from labkit.checkpoint.gguf import GGUFFile
+from labkit.quant.blocks import CHUNK_VALUES, block_layout, dequantize
 
 ALL_KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 

@@ -141,6 +141,8 @@ def _refusal(transformer: Any) -> str | None:
         if layer.attention.qk_norm and config.norm.bias:
             return "query and key norms with a bias are not compiled."
     for module in transformer.modules():
+        if reason := getattr(module, "why_not_compiled", None):
+            return reason
         if isinstance(module, nn.Linear) and module.weight.dtype not in (torch.float32, torch.bfloat16):
             return f"{module.weight.dtype} weights are not compiled: load with dtype='fp32' or 'bf16'."
     return None

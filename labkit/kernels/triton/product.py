@@ -125,7 +125,7 @@ class Matrix(NamedTuple):
     def of(cls, linear: Any) -> Matrix:
         """From a plain, int8 or int4 linear layer."""
         weight, n_out, n_in = linear.weight, linear.out_features, linear.in_features
-        kind = {"int8": 8, "int4": 4}.get(getattr(linear, "kind", ""), 16)
+        kind = getattr(linear, "gpu_kind", 16)
         if kind == 4:
             return cls.packed(weight, linear.scales, linear.zeros, linear.bias, n_out, n_in, linear.group_size)
         scales = linear.scales if kind == 8 else weight

@@ -14,6 +14,7 @@ from labkit.model.config import dtype_name
 from labkit.perf import hardware
 from labkit.perf.cost import decode_cost, step_cost
 from labkit.perf.forecast import peak_dtype
+from labkit.perf.formats import bytes_a_weight
 from labkit.perf.machine import Machine
 from labkit.perf.probe import Bench, Engine, Point
 from labkit.ui import theme
@@ -229,7 +230,7 @@ def _engine(model: Any) -> Engine:
 
 
 def _bytes_a_weight(engine: Engine) -> float:
-    return {"int8": 1.0, "w8a8": 1.0, "int4": 0.56}.get(str(engine.weights), {"fp32": 4.0}.get(engine.dtype, 2.0))
+    return bytes_a_weight(engine.weights, dtype=engine.dtype)
 
 
 def _attainable(intensity: float, peak: float, bandwidth: float) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.checkpoint.k_quants import K_QUANTS
+from labkit.quant.k_quants import K_QUANTS
 
 CHUNK_VALUES = 128 * 1024
 """Values dequantised at once: few and long operations. Between two of them the compiling thread may take the
@@ -50,6 +50,46 @@ def block_layout(code: int) -> tuple[str, int, int]:
     return _LAYOUTS.get(code, ("", 1, 1))
 
 
+BLOCKS: dict[str, tuple[int, int]] = {name: (values, n_bytes) for name, values, n_bytes in _LAYOUTS.values()}
+"""Name to values a block and bytes a block."""
+_HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
+"""Bytes of a block at which a float16 stands: its scale, and its minimum where it has one."""
+FORMATS = tuple(_HALVES)
+"""The formats that pack: everything but plain numbers."""
+
+
+def row_nbytes(kind: str, n_in: int) -> int:
+    """Bytes of a row. Raises ValueError when its blocks do not divide ``n_in``.
+
+    >>> row_nbytes("Q4_1", 576)
+    360
+    """
+    values, n_bytes = BLOCKS[kind]
+    if n_in % values:
+        raise ValueError(f"{kind} packs {values} weights a block, which does not divide a layer's {n_in} inputs.")
+    return n_in // values * n_bytes
+
+
+def not_finite(raw: Tensor, kind: str) -> bool:
+    """Whether a block's scale or minimum is NaN or infinite: only there can a packed weight be."""
+    found = raw.view(-1, BLOCKS[kind][1])
+    halves = [found[:, at : at + 2].contiguous().view(torch.float16) for at in _HALVES[kind]]
+    return any(not torch.isfinite(half.float().sum()) and not torch.isfinite(half).all() for half in halves)
+
+
+def anything(kind: str, n_out: int, n_in: int) -> Tensor:
+    """Rows of the format (N, bytes of a row) with codes at random and scales that are finite."""
+    generator = torch.Generator().manual_seed(n_out * 31 + n_in)
+    raw = torch.randint(0, 256, (n_out, row_nbytes(kind, n_in)), dtype=torch.uint8, generator=generator)
+    found = raw.view(-1, BLOCKS[kind][1])
+    for at in _HALVES[kind]:
+        found[:, at : at + 2] = torch.tensor([2**-9], dtype=torch.float16).view(torch.uint8)
+    return raw
+
+
 def dequantize(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """The bytes ``raw`` (uint8) of format ``kind`` as a new tensor of ``shape`` in ``dtype``.
 
@@ -58,7 +98,7 @@ def dequantize(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtyp
     if kind in _FLOATS:
         return raw.view(_FLOATS[kind]).reshape(shape).to(dtype, copy=True)
     out = torch.empty(shape, dtype=dtype)
-    values_a_block, bytes_a_block = next(sizes for name, *sizes in _LAYOUTS.values() if name == kind)
+    values_a_block, bytes_a_block = BLOCKS[kind]
     blocks, flat = raw.view(-1, bytes_a_block), out.view(-1, values_a_block)
     by_torch = kind in K_QUANTS or dtype != torch.float32
     step = (TORCH_CHUNK_VALUES if by_torch else CHUNK_VALUES) // values_a_block

@@ -27,37 +27,44 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float(), minima.float()
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """128 bytes to 8 sub-blocks of 32 float32 values: low nibbles of 32 bytes, then their high nibbles."""
-    q = torch.empty(len(packed), 4, 2, 32)
-    groups = packed.contiguous().view(-1, 4, 32)
-    q[:, :, 0] = groups & 15
-    q[:, :, 1] = groups >> 4
-    return q.view(-1, 8, 32)
-
-
-def _scaled(q: Tensor, blocks: Tensor, out: Tensor) -> None:
+def scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of Q4_K and Q5_K blocks: d s and -d_min m of each sub-block, float32 (n, 8)."""
     scales, minima = _six_bits(blocks[:, 4:16])
-    step, offset = half(blocks, 0) * scales, half(blocks, 2) * minima  # (n, 8)
-    out.unflatten(1, (8, 32)).copy_(q.mul_(step.unsqueeze(-1)).sub_(offset.unsqueeze(-1)))
+    return half(blocks, 0) * scales, -(half(blocks, 2) * minima)
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """128 bytes to 8 sub-blocks of 32 codes (n, 8, 32): low nibbles of 32 bytes, then their high nibbles."""
+    groups = packed.contiguous().view(-1, 4, 32)
+    return torch.stack((groups & 15, groups >> 4), dim=2).view(-1, 8, 32)
+
+
+def _scaled(codes: Tensor, blocks: Tensor, out: Tensor) -> None:
+    step, offset = scales_and_minima(blocks)  # (n, 8)
+    out.unflatten(1, (8, 32)).copy_(codes.float().mul_(step.unsqueeze(-1)).add_(offset.unsqueeze(-1)))
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
-    _scaled(_nibbles(blocks[:, 16:144]), blocks, out)
+    _scaled(nibbles(blocks[:, 16:144]), blocks, out)
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
     shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
     fifth = (blocks[:, 16:48].unsqueeze(1) >> shifts & 1) << 4  # (n, 8, 32): bit j belongs to sub-block j
-    _scaled(_nibbles(blocks[:, 48:176]).add_(fifth), blocks, out)
+    _scaled(nibbles(blocks[:, 48:176]) | fifth, blocks, out)
+
+
+def codes_of_q6(blocks: Tensor) -> Tensor:
+    """The codes 0..63 of Q6_K blocks (n, 16, 16): four low bits in nibbles, two high ones apart."""
+    low = blocks[:, :128].unflatten(1, (2, 1, 64))
+    low = torch.cat([low & 15, low >> 4], dim=2).view(-1, 2, 4, 32)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    high = (blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> shifts & 3) << 4  # (n, 2, 4, 32)
+    return (low | high).view(-1, 16, 16)
 
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
-    low = blocks[:, :128].unflatten(1, (2, 1, 64))
-    low = torch.cat([low & 15, low >> 4], dim=2).view(-1, 2, 4, 32)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(-1)
-    high = (blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> shifts & 3) << 4  # (n, 2, 4, 32)
-    q = (low | high).view(-1, 16, 16).float().sub_(32)
+    q = codes_of_q6(blocks).float().sub_(32)
     scales = half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()  # (n, 16)
     out.unflatten(1, (16, 16)).copy_(q.mul_(scales.unsqueeze(-1)))
 

@@ -1,0 +1,115 @@
+"""A linear layer whose weights lie as a GGUF file has them: ggml's blocks, byte for byte.
+
+Nothing is rounded a second time and nothing is unpacked in memory. The reference widens the blocks for each product;
+compiled kernels read ``groups()`` once and lay the same codes, scales and minima out their own way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labkit.quant import block_groups, blocks
+from labkit.quant.format import WeightFormat, register_format
+from labkit.quant.grid import Groups
+from labkit.quant.linear import PackedLinear
+from labkit.registry import register
+
+PLAIN = "plain"
+
+
+class StoredLinear(PackedLinear):
+    """``weight`` (N, bytes of a row) uint8: rows of ``blocks`` of the format ``kind`` ("Q4_1", "Q6_K", ...)."""
+
+    def __init__(self, kind: str, raw: Tensor, n_in: int, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.kind = kind
+        self.out_features, self.in_features = len(raw), n_in
+        self.register_buffer("weight", raw)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def groups(self) -> Groups:
+        """The same matrix as codes, scales and minima: what a kernel packs its own way."""
+        return block_groups.groups(self.weight, self.kind, self.in_features)
+
+    def dequantize(self) -> Tensor:
+        return self._widen(self.weight, torch.float32)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self._widen(self.weight[ids], torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._widen(self.weight, x.dtype), self.bias)
+
+    @property
+    def why_not_compiled(self) -> str | None:
+        return f"{self.kind} blocks have no compiled product: plain PyTorch unpacks them for each step."
+
+    def _widen(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
+        if raw.device.type != "cpu":
+            return block_groups.groups(raw, self.kind, self.in_features).dequantize().to(dtype)
+        return blocks.dequantize(raw.contiguous().view(-1), self.kind, (len(raw), self.in_features), dtype)
+
+
+def stand_in(kind: str, linear: nn.Linear) -> Any:
+    """A matrix of this form whose numbers mean nothing: for forecasts, which time a form and not its values. In a
+    stand-in too narrow for blocks of 256 the shorter blocks stand for them."""
+    n_out, n_in = linear.out_features, linear.in_features
+    if kind == PLAIN:
+        return linear
+    if n_in % blocks.BLOCKS[kind][0]:
+        kind = "Q8_0" if kind == "Q6_K" else "Q4_1"
+    return StoredLinear(kind, blocks.anything(kind, n_out, n_in), n_in, linear.bias)
+
+
+@dataclass(frozen=True)
+class Stored(WeightFormat):
+    """As the file packs them: ``layers`` and ``head`` name ggml's formats, ``others`` the linears that differ from
+    ``layers``, by their full name; ``table`` the embedding where the head is not it ("plain": in the model's dtype).
+    A file decides these; a forecast and a label read them."""
+
+    from_file: ClassVar[bool] = True
+    layers: str = "Q4_1"
+    head: str = "Q8_0"
+    table: str = PLAIN
+    others: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def kind_of(self, name: str) -> str:
+        """The format of the linear ``name`` (``layers.0.ffn.up_proj``)."""
+        return dict(self.others).get(name, self.layers)
+
+    def layer(self, name: str, linear: nn.Linear) -> Any:
+        return stand_in(self.kind_of(f"layers.{name}"), linear)
+
+    def top(self, linear: nn.Linear) -> Any:
+        return stand_in(self.head, linear)
+
+    def layer_nbytes(self, n_out: int, n_in: int, name: str = "") -> int | None:
+        return _nbytes(self.kind_of(name.removesuffix(".weight")), n_out, n_in)
+
+    def top_nbytes(self, n_out: int, n_in: int) -> int | None:
+        return _nbytes(self.head, n_out, n_in)
+
+    def table_nbytes(self, n_out: int, n_in: int) -> int | None:
+        return _nbytes(self.table, n_out, n_in)
+
+
+def _nbytes(kind: str, n_out: int, n_in: int) -> int | None:
+    return None if kind == PLAIN else n_out * blocks.row_nbytes(kind, n_in)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Numbers of the model's dtype, whatever the file packed: no format at all."""
+
+
+register_format("stored", Stored, summary="As the file packs them: nothing unpacked, nothing rounded again")
+
+
+@register("weights", "plain", config=Plain, summary="Unpacked into the model's dtype: the most bytes")
+def build_plain(config: Plain, *, transformer: Any) -> Any:
+    return transformer

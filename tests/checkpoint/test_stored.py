@@ -1,0 +1,65 @@
+"""Weights kept as a GGUF file packs them: the same numbers, the file's own bytes, whatever the mixture of formats."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+import torch
+from small_files import write_gguf
+
+import labkit
+from labkit.perf.memory import weights_nbytes
+from labkit.quant import Stored, StoredLinear
+
+IDS = [5, 77, 300, 12, 9]
+PLAIN = ("F32", "F16", "BF16")
+
+
+@pytest.fixture
+def both(tmp_path):
+    path = write_gguf(tmp_path / "mixed.gguf")
+    options = {"device": "cpu", "dtype": "fp32", "backend": "reference"}
+    return (labkit.load(path, weights=weights, **options) for weights in ("stored", "plain"))
+
+
+def test_every_format_in_one_file(both, tmp_path):
+    kept, plain = both
+    assert isinstance(kept.weights, Stored)
+    assert plain.weights is None
+    torch.testing.assert_close(kept(IDS), plain(IDS), rtol=1e-5, atol=1e-5)
+    packed = [m for m in kept.transformer.modules() if isinstance(m, StoredLinear)]
+    assert {m.kind for m in packed} == {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"}
+    reader = gguf.GGUFReader(tmp_path / "mixed.gguf")
+    in_file = sum(int(t.n_bytes) for t in reader.tensors if t.tensor_type.name not in PLAIN)
+    in_float = sum(4 * int(t.n_elements) for t in reader.tensors if t.tensor_type.name in PLAIN)
+    assert kept.nbytes == in_file + in_float
+    assert weights_nbytes(kept.config, dtype="fp32", weights=kept.weights) == kept.nbytes
+
+
+def test_rows_of_q_and_k_change_places_packed(both):
+    """llama.cpp stores them in pairs: packed or not, they must come out in the same order."""
+    kept, plain = both
+    for block, other in zip(kept.transformer.layers, plain.transformer.layers, strict=True):
+        for name in ("q_proj", "k_proj"):
+            one, two = getattr(block.attention, name), getattr(other.attention, name)
+            dense = one.dequantize() if isinstance(one, StoredLinear) else one.weight
+            assert torch.equal(dense, two.weight)
+
+
+def test_a_file_with_a_damaged_block_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "mixed.gguf")
+    reader = gguf.GGUFReader(path)
+    tensor = next(t for t in reader.tensors if t.tensor_type.name == "Q5_1")
+    data = bytearray(path.read_bytes())
+    data[tensor.data_offset : tensor.data_offset + 2] = b"\x00\x7c"  # float16 infinity
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="1 packed tensors have scales that are NaN or infinite: layers"):
+        labkit.load(path, weights="stored", device="cpu")
+
+
+def test_the_default_model_in_its_own_bytes(default_model):
+    kept = labkit.load(dtype="fp32", device="cpu", weights="stored", backend="reference")
+    assert kept.weights == "stored"
+    assert abs(kept.nbytes / 98_362_432 - 1) < 0.02  # the file holds a vocabulary as well
+    ids = kept.tokenizer.encode("The bytes in memory are the bytes of the file.")
+    torch.testing.assert_close(kept(ids), default_model(ids), rtol=1e-4, atol=1e-4)
