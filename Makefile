@@ -6,7 +6,7 @@
 #   JOBS=2              test processes side by side;  TESTS=tests/tokenizer  only these unit tests
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test unit notebooks browser lint format types bench prepare doctor clean
+.PHONY: help lab demo test unit notebooks browser lint format types bench prepare doctor badges clean
 
 VENV ?= .venv
 JOBS ?= 2
@@ -39,6 +39,7 @@ help:  ## what can be done here
 	@echo "              (or one part of it: make unit, make notebooks, make browser)"
 	@echo "make lint     ruff, pyright, and that notebooks are stripped;  make format  mends what can be mended"
 	@echo "make bench    every figure that the README and the lessons state, measured on this machine"
+	@echo "make badges   Colab and Binder links to your copy: make badges REPO=owner/name"
 	@echo "make doctor   what works on this machine, what does not, and what to do about it"
 	@echo "make clean    remove .venv and build products (the fetched model stays in your cache folder)"
 
@@ -109,6 +110,9 @@ $(DEV): | $(PY)
 	@echo "Installing labkit with its test and development tools into $(VENV) (the first time takes minutes: torch is large)"
 	@$(PIP_INSTALL) -e ".[dev]"
 	@rm -f $(VENV)/.labkit-*; touch $@ $(LAB)
+
+badges:
+	@$(PYTHON) .ci/badges.py "$(REPO)"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

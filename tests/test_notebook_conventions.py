@@ -6,10 +6,13 @@ import ast
 import json
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from labkit.ui.repository import setup_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -17,9 +20,11 @@ LESSONS = [path for path in NOTEBOOKS if re.match(r"\d\d_", path.name)]
 DEMOS = [path for path in NOTEBOOKS if path.name.startswith("demo_")]
 
 MAX_CODE_LINES = 25
-LESSON_CELLS = range(12, 26)
+LESSON_CELLS = range(12, 27)
 LESSON_WORDS = range(700, 1401)
 MAX_BYTES = 60_000
+SECTIONS = ("Predict", "Run", "Explain", "Look inside", "Modify", "Where it loses", "Three questions")
+"""A lesson's headings, in this order; others may stand between them."""
 EXERCISE_TAGS = {"exercise", "solution"}
 """Only the learner's own cells define functions: the stub and its folded solution."""
 
@@ -138,3 +143,38 @@ def test_a_lesson_has_its_parts(path):
 @pytest.mark.parametrize("path", DEMOS, ids=name_of)
 def test_a_demo_is_short(path):
     assert len(read(path)["cells"]) <= 8, "a demo is one panel, full page"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_it_opens_anywhere(path):
+    """The first code cell begins with the set-up lines that `make badges` wrote: unmodified, it runs on Colab."""
+    assert source(code_cells(path)[0][1]).startswith(setup_lines()), "run: make badges REPO=..."
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name_of)
+def test_a_lesson_has_its_sections_in_order(path):
+    headings = re.findall(r"^## (.+)$", markdown(path), flags=re.M)
+    assert [heading for heading in headings if heading in SECTIONS] == list(SECTIONS)
+
+
+def test_lessons_lead_from_the_first_to_the_last():
+    for path, following in pairwise(LESSONS):
+        after = markdown(path).rsplit("**Next:**", 1)
+        assert len(after) == 2, f"{path.name} ends with **Next:** and a link"
+        link = re.search(r"\]\(([^)\s]+)\)", after[1])
+        assert link is not None, path.name
+        assert link[1] == following.name, f"{path.name} leads to {link[1]}"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=name_of)
+def test_a_lesson_takes_what_it_measured(path):
+    """No conclusion before the guess, none written in advance, and no page that ends where two texts differ."""
+    code = "\n".join(source(cell) for _, cell in code_cells(path))
+    assert "lesson.predict(" in code
+    assert "lesson.verdict(guess" in code, "the verdict waits for the guess: lesson.verdict(guess, actual, ...)"
+    assert "guess.verdict(" not in code, "lesson.verdict waits for the guess; guess.verdict does not"
+    for _, cell in code_cells(path):
+        for node in ast.walk(parse(cell)):
+            if isinstance(node, ast.Assert):
+                said = ast.unparse(node.test)
+                assert "token_ids ==" not in said, f"{said}: a difference is a finding (findings.same_text)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -11,6 +12,7 @@ import ipywidgets as w
 
 from labkit.ui import controls, html
 from labkit.ui.errors import ErrorBox, guarded, under_test
+from labkit.ui.predict import WAITING
 from labkit.ui.runner import Job, Runner, in_foreground
 from labkit.ui.status import StatusLine
 
@@ -28,6 +30,8 @@ class Result:
     caption: str = ""
     extra: str = ""
     """Further HTML of ours, below the figure; texts in it are escaped by who makes it."""
+    mark_guess: Callable[[Any, Any], None] | None = None
+    """``mark_guess(figure, guess)`` draws the reader's guess into the figure; without it the guess stands above it."""
     data: Any = None
     """For the code: what asserts look at, and what later runs draw beside theirs."""
 
@@ -39,8 +43,6 @@ class ExperimentJob:
     _job: Job
     history: list[Any] = field(default_factory=list)
     """``Result.data`` of the earlier runs since the last reset, so that dots of several runs stand side by side."""
-    guess: Any = None
-    """The reader's guess: float, str or None."""
     _shown: Result | None = None
 
     @property
@@ -119,6 +121,8 @@ class Experiment:
         self._drawn_s = 0.0
         self._face: ExperimentJob | None = None
         self.status.set("idle", "Ready.")
+        if guess is not None:
+            guess.when_settled(self._redraw)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -129,11 +133,10 @@ class Experiment:
         """What the Run button does."""
         self.error.clear()
         values = self.values
-        guess = getattr(self.guess, "guess", None)
         history = [result.data for result in self.results]
 
         def work(job: Job) -> Result:
-            face = self._face = ExperimentJob(job, history, guess)
+            face = self._face = ExperimentJob(job, history)
             return self.work(face, **values)
 
         if self.runner.running:
@@ -199,10 +202,19 @@ class Experiment:
             self.results.append(job.result)
             self._draw(job.result)
 
+    def _redraw(self) -> None:
+        """The guess came or changed: what was measured before it may be shown now, with the guess in it."""
+        if self._drawn is not None:
+            self._draw(self._drawn)
+
     def _draw(self, result: Result) -> None:
         self._drawn = result
+        if self.guess is not None and not self.guess.settled:
+            self.below.value = f'<div class="lk-note" role="status">{html.prose(WAITING)}</div>'
+            return
         if result.figure is not None:
-            self.figure.outputs = (figure_output(result.figure, result.summary),)
+            figure = with_guess(result, self.guess)
+            self.figure.outputs = (figure_output(figure, result.summary),)
         summary = f'<div style="margin-top:4px">{html.prose(result.summary)}</div>' if result.summary else ""
         twin = ""
         if len(result.rows):
@@ -214,6 +226,20 @@ class Experiment:
         from IPython.display import display
 
         display(self.widget)
+
+
+def with_guess(result: Result, guess: Any) -> Any:
+    """The figure with the reader's guess in it: where the result knows its place, else in words at the top."""
+    if getattr(guess, "guess", None) is None:
+        return result.figure
+    figure = deepcopy(result.figure)
+    if result.mark_guess is not None:
+        result.mark_guess(figure, guess.guess)
+    else:
+        words = f"your guess: {escape(guess.text)}"
+        place: dict[str, Any] = {"x": 1, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "right"}
+        figure.add_annotation(text=words, showarrow=False, yanchor="bottom", **place)
+    return figure
 
 
 def figure_output(figure: Any, summary: str = "") -> dict[str, Any]:

@@ -10,23 +10,22 @@ from typing import Any
 
 from labkit.ui import html
 from labkit.ui.machine import this_machine
+from labkit.ui.repository import binder_url, colab_url
 from labkit.ui.runner import in_foreground
 from labkit.ui.session import DEFAULT_MODEL, shelf
-
-REPOSITORY = "labkit-lab/labkit"
 
 
 def header(title: str, *, goals: Sequence[str], minutes: int, notebook: str = "") -> None:
     """Show a lesson's head: its goals (three of them), its length, links to Colab and Binder, this machine.
 
-    ``notebook`` is the file's name, such as "04_pipeline_timed.ipynb"; without it no links are shown.
+    ``notebook`` is the file's name, such as "04_pipeline_timed.ipynb"; without it, or while the lab is not published,
+    no links are shown.
     """
     if len(goals) != 3:
         raise ValueError(f"a lesson has three goals, got {len(goals)}: name what the reader will be able to do.")
     links = ""
-    if notebook:
-        colab = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{notebook}"
-        binder = f"https://mybinder.org/v2/gh/{REPOSITORY}/main?urlpath=lab/tree/notebooks/{notebook}"
+    if notebook and colab_url(notebook):
+        colab, binder = escape(colab_url(notebook)), escape(binder_url(notebook))
         links = (
             f'<div class="lk-links" style="margin-top:14px"><a href="{colab}" rel="noreferrer">Open in Colab</a>'
             f'<a href="{binder}" rel="noreferrer">Open in Binder</a></div>'

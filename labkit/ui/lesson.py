@@ -5,7 +5,8 @@ lesson.header("...", goals=[...], minutes=15, notebook="06_kv_cache.ipynb")     
 lab = lesson.setup(); lab                                                       2  pass/fail tile; lab.model
 guess = lesson.predict("How many ...?", unit="tok/s"); guess                    3  predict
 panel = lesson.Experiment("...", work, {"n": lesson.slider(...)}, guess=guess)  4  run
-lesson.table(panel.results[-1].rows, "...")                                     5  explain
+lesson.verdict(guess, 42.0, "What the run found.")                              4  shown once it is settled
+lesson.table(panel.results[-1].rows, "...", after=guess)                        5  explain
 lesson.show_source("labkit.kvcache.contiguous.ContiguousCache.append")          6  look inside
 lesson.check(my_function, exercise)                                             7  modify
 lesson.quiz(("question", {"answer": "why", ...}, "right answer"), ...)          9  quiz
@@ -26,6 +27,7 @@ from labkit.ui.header import Setup, header, setup
 from labkit.ui.phase_bars import PhaseBars, phase_rows
 from labkit.ui.predict import Guess, predict
 from labkit.ui.quiz import Quiz, quiz
+from labkit.ui.reveal import Reveal, covered, verdict
 from labkit.ui.run_tiles import tiles
 from labkit.ui.source import show_source
 
@@ -37,6 +39,7 @@ __all__ = [
     "Guess",
     "Quiz",
     "Result",
+    "Reveal",
     "Setup",
     "bars",
     "check",
@@ -54,29 +57,33 @@ __all__ = [
     "table",
     "text",
     "toggle",
+    "verdict",
 ]
 
 
-def table(rows: Any, caption: str = "") -> HTML:
-    """An accessible table from dicts or a DataFrame; figures rounded for reading."""
-    return HTML(html.page(html.table(rows, caption)))
+def table(rows: Any, caption: str = "", *, after: Guess | None = None) -> Any:
+    """An accessible table from dicts or a DataFrame; figures rounded for reading. ``after``: the guess it waits for."""
+    made = html.table(rows, caption)
+    return HTML(html.page(made)) if after is None else covered(after, lambda: made)
 
 
-def bars(completion: Any) -> PhaseBars:
-    """A finished run as a picture: its figures, its text, one bar a stage."""
+def bars(completion: Any, *, after: Guess | None = None) -> Any:
+    """A finished run as a picture: its figures, its text, one bar a stage. ``after``: the guess it waits for."""
     picture = PhaseBars()
     picture.show(completion.trace, text=completion.text, tiles=tiles(completion.trace))
-    return picture
+    return picture if after is None else Reveal(after, lambda: [picture])
 
 
-def phases(completion: Any) -> HTML:
+def phases(completion: Any, *, after: Guess | None = None) -> Any:
     """The same bars as a table: exclusive milliseconds by phase and stage."""
-    return table(phase_rows(completion.trace), "Exclusive milliseconds by phase; together they are the run")
+    caption = "Exclusive milliseconds by phase; together they are the run"
+    return table(phase_rows(completion.trace), caption, after=after)
 
 
-def note(words: str) -> HTML:
-    """A sentence set apart: what to notice. `code` and **bold** work."""
-    return HTML(html.page(f'<div class="lk-note">{html.prose(words)}</div>'))
+def note(words: str, *, after: Guess | None = None) -> Any:
+    """A sentence set apart: what to notice. `code` and **bold** work. ``after``: the guess it waits for."""
+    body = f'<div class="lk-note">{html.prose(words)}</div>'
+    return HTML(html.page(body)) if after is None else covered(after, lambda: body)
 
 
 def component(kind: str, label: str, **options: Any) -> ComponentPicker:

@@ -1,31 +1,46 @@
-"""Guess first, then measure: a number or a choice, taken before Run. Skip keeps the page going."""
+"""Guess first, then measure: a number or a choice, taken before Run. What answers it waits until it is kept or skipped.
+
+A page that nobody answers (a test, or a kiosk: LABKIT_KIOSK=1) counts as skipped, so it runs through.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 import ipywidgets as w
 
 from labkit.ui import controls, html
-from labkit.ui.errors import ErrorBox, guarded
+from labkit.ui.errors import ErrorBox, guarded, under_test
+
+WAITING = "The answer waits for your guess above: **Keep my guess**, or **Skip**."
 
 
 class Guess:
-    """One question and the reader's answer. ``guess`` is None until they answer, and when they skip."""
+    """One question and the reader's answer. ``guess`` is None until they answer, and when they skip.
 
-    def __init__(self, question: str, *, unit: str = "", choices: Sequence[str] = (), key: str = "") -> None:
-        self.question, self.unit, self.key = question, unit, key
+    ``low``: the least number that makes sense as an answer (None: any)."""
+
+    def __init__(
+        self, question: str, *, unit: str = "", choices: Sequence[str] = (), key: str = "", low: float | None = 0.0
+    ) -> None:
+        self.question, self.unit, self.key, self.low = question, unit, key, low
         self.guess: Any = None
         self.skipped = False
+        self._waiting: list[Callable[[], None]] = []
         self.error = ErrorBox()
         self.note = w.HTML()
         if choices:
             self.input: Any = w.RadioButtons(options=list(choices), value=None, layout={"width": "auto"})
         else:
             self.input = w.Text(placeholder="a number", layout={"width": "140px"})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # the only event that Enter alone sends
+                self.input.on_submit(lambda _: guarded(self.error, self._keep)())
         field = w.VBox([self.input])
         field.add_class("lk-field")
         self.keep_button = controls.button("Keep my guess", guarded(self.error, self._keep), primary=True)
@@ -42,14 +57,33 @@ class Guess:
             value = as_number(value)
         if value is None:
             raise ValueError("there is no guess yet: choose or type one, or press Skip.")
+        if isinstance(value, float) and self.low is not None and value < self.low:
+            raise ValueError(f"{html.number(value)} cannot be: the answer is {html.number(self.low)} or more.")
         self.guess, self.skipped = value, False
         self.error.clear()
         self._say(f"Kept: <b>{escape(self.text)}</b>. Now run it.")
+        self._tell()
 
     def _skip(self) -> None:
         self.guess, self.skipped = None, True
         self.error.clear()
-        self._say("Skipped. You can still answer before you run.")
+        self._say("Skipped: what answers the question is shown. You can still type a guess.")
+        self._tell()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the answer may be shown: the guess was kept or skipped, or nobody is there to make one."""
+        return self.guess is not None or self.skipped or under_test() or os.environ.get("LABKIT_KIOSK", "0") != "0"
+
+    def when_settled(self, show: Callable[[], None]) -> None:
+        """Call ``show`` as soon as the answer may be shown, and again whenever the guess changes."""
+        self._waiting.append(show)
+        if self.settled:
+            show()
+
+    def _tell(self) -> None:
+        for show in self._waiting:
+            show()
 
     def _say(self, text: str) -> None:
         self.note.value = f'<div class="lk-muted" role="status">{text}</div>'
@@ -87,14 +121,16 @@ class Guess:
         display(self.widget)
 
 
-def predict(question: str, *, unit: str = "", choices: Sequence[str] = (), key: str = "") -> Guess:
-    """Ask before the run: a number with ``unit``, or one of ``choices``. Show it as a cell's last line.
+def predict(
+    question: str, *, unit: str = "", choices: Sequence[str] = (), key: str = "", low: float | None = 0.0
+) -> Guess:
+    """Ask before the run: a number with ``unit``, at least ``low``, or one of ``choices``. A cell's last line shows it.
 
     ``guess.guess`` holds the answer (float, str, or None), ``guess.verdict(actual)`` compares.
     """
     if choices and len(choices) < 2:
         raise ValueError("a question with choices needs at least two of them.")
-    return Guess(question, unit=unit, choices=choices, key=key)
+    return Guess(question, unit=unit, choices=choices, key=key, low=low)
 
 
 def as_number(text: str) -> float | None:

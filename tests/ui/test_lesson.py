@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import plotly.graph_objects as go
 import pytest
 import torch
@@ -142,7 +144,7 @@ def measure(job, *, n, word):
     for idx in range(n):
         job.progress(idx / n, f"{idx}")
     figure = go.Figure(go.Scatter(x=[1], y=[2]))
-    return Result(figure, [{"n": n}], "It is so.", data=(n, word, list(job.history), job.guess))
+    return Result(figure, [{"n": n}], "It is so.", data=(n, word, list(job.history)))
 
 
 def experiment(**more) -> Experiment:
@@ -153,19 +155,65 @@ def experiment(**more) -> Experiment:
 def test_an_experiment_runs_remembers_and_resets():
     panel = experiment(confounders=("word",))
     panel.run_button.click()
-    assert panel.wait(30).data == (3, "a", [], None)
+    assert panel.wait(30).data == (3, "a", [])
     assert panel.status.state == "done"
     assert "application/vnd.plotly.v1+json" in panel.figure.outputs[0]["data"]
     assert "The figure as a table" in panel.below.value
     panel.fields["n"].value = 4
     panel.run_button.click()
-    n, _, history, _ = panel.wait(30).data
+    n, _, history = panel.wait(30).data
     assert n == 4
     assert len(history) == 1
     panel.fields["word"].value = "b"
     assert panel.results == [], "a confounder clears what is no longer comparable"
     panel.reset_button.click()
     assert panel.values == {"n": 3, "word": "a"}
+
+
+def test_nothing_is_revealed_before_the_guess(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST", "0")
+    guess = lesson.predict("How many?", unit="dots")
+    panel = experiment(guess=guess)
+    panel.run_button.click()
+    panel.wait(30)
+    verdict = lesson.verdict(guess, 8.0, "A **finding**.")
+    table = lesson.table([{"n": 8}], after=guess)
+    for covered in (panel.below.value, *(reveal.children[0].value for reveal in (verdict, table))):
+        assert "waits for your guess" in covered
+        assert "finding" not in covered
+        assert "8" not in re.sub(r"<style>.*?</style>", "", covered, flags=re.S)
+    assert panel.figure.outputs == ()
+
+    guess.input.value = "4"
+    guess.keep_button.click()
+    assert "You guessed 4.00 dots; it was 8.00 dots" in verdict.children[0].value
+    assert "<b>finding</b>" in verdict.children[0].value
+    assert ">8<" in table.children[0].value
+    assert "your guess: 4.00 dots" in str(panel.figure.outputs)
+
+    guess.input.value = "8"
+    guess.keep_button.click()
+    assert "well judged" in verdict.children[0].value, "a guess that comes later updates its verdict"
+
+
+@pytest.mark.parametrize("how", ["skip", "kiosk"])
+def test_who_does_not_guess_sees_it_too(monkeypatch, how):
+    monkeypatch.setenv("LABKIT_TEST", "0")
+    if how == "kiosk":
+        monkeypatch.setenv("LABKIT_KIOSK", "1")
+    guess = lesson.predict("How many?")
+    if how == "skip":
+        guess.skip_button.click()
+    assert "It was 8.00" in lesson.verdict(guess, 8.0).children[0].value
+
+
+def test_a_guess_below_what_can_be_is_refused(monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST", "0")
+    guess = lesson.predict("How many?")
+    guess.input.value = "-3"
+    guess.keep_button.click()
+    assert "cannot be" in guess.error.value
+    assert guess.guess is None
 
 
 def test_an_experiment_shows_its_failure():

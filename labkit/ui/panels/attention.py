@@ -95,14 +95,14 @@ def measure_crossing(lab: Any, job: Any, *, longest: int, n_repeats: int) -> Res
                 times[n].append(prefill_phases(model, n, should_stop=lambda: job.stopped))
                 done += n
                 if any(times[n] for n in lengths[1:]):
-                    job.show(_crossing_result(config, times, job.guess))
+                    job.show(_crossing_result(config, times))
     except Cancelled:
         job.check()
         raise
-    return _crossing_result(config, times, job.guess)
+    return _crossing_result(config, times)
 
 
-def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]]], guess: Any) -> Result:
+def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]]]) -> Result:
     seen = {n: _median_phases(runs) for n, runs in times.items() if runs}
     lengths = list(seen)
     share = [100 * s["attention"] / (s["attention"] + s["ffn"]) for s in seen.values()]
@@ -117,14 +117,16 @@ def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]
     theme.figure_layout(figure, x="prompt tokens", y="attention's part of attention + FFN (%)")
     figure.update_xaxes(type="log", tickvals=lengths, ticktext=[f"{n:,}" for n in lengths])
     figure.add_hline(y=50, line={"color": theme.NEUTRAL, "dash": "dot"}, annotation_text="half")
-    if isinstance(guess, float) and guess >= 1:
-        figure.add_vline(x=guess, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
-    found, by_count = crossing([float(n) for n in lengths], share, 50.0), counted_crossing(config)
+    at, by_count = [float(n) for n in lengths], counted_crossing(config)
+    found = crossing(at, share, 50.0)
+    n_whole = min(len(times[n]) for n in lengths)
+    each = [crossing(at, [100 * _shares(times[n])[i] for n in lengths], 50.0) for i in range(n_whole)]
     rows = [
         {
             "tokens": n,
             "attention ms": seen[n]["attention"] * 1e3,
             "ffn ms": seen[n]["ffn"] * 1e3,
+            "repeats": len(times[n]),
             "share of time %": round(s, 1),
             "share of FLOPs %": round(c, 1),
         }
@@ -135,7 +137,14 @@ def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]
         where = f"before **{found:,.0f} tokens**" if found == lengths[0] else f"at about **{found:,.0f} tokens**"
     summary = f"By the clock, attention overtakes the FFN {where}; by counted FLOPs at {by_count:,} tokens."
     data = {"lengths": lengths, "share": share, "counted": counted, "crossing": found, "counted_crossing": by_count}
-    return Result(figure, rows, summary, "Medians of the runs; shares are of attention + FFN", data=data)
+    data["crossings"] = [x for x in each if x is not None]
+    caption = "Medians of the repeats, which took turns; shares are of attention + FFN"
+    return Result(figure, rows, summary, caption, mark_guess=_mark_length, data=data)
+
+
+def _mark_length(figure: Any, guess: float) -> None:
+    if guess >= 1:
+        figure.add_vline(x=guess, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
 
 
 def _shares(runs: list[dict[str, float]]) -> list[float]:
@@ -154,8 +163,8 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
         return measure_crossing(lab, job, **values)
 
     fields = {
-        "longest": choice("Longest prompt", [(f"{n:,} tokens", n) for n in LENGTHS[2:]], 3072),
-        "n_repeats": slider("Repeats", 1, 5, 1, width="180px"),
+        "longest": choice("Longest prompt", [(f"{n:,} tokens", n) for n in LENGTHS[2:]], 1024),
+        "n_repeats": slider("Repeats", 1, 5, 3, width="180px"),
     }
     return Experiment("At what prompt length does attention overtake the FFN?", run, fields, guess=guess)
 

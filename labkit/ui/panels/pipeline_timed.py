@@ -1,9 +1,40 @@
-"""Lesson 04, the pipeline timed: the exercise and the quiz. Its panel is the switchboard."""
+"""Lesson 04, the pipeline timed: one switch measured in turn, the exercise, the quiz. Its panel is the switchboard."""
 
 from __future__ import annotations
 
+from statistics import median
+from typing import Any
+
 from labkit.perf.trace import Trace
+from labkit.prompts import ready_prompts
+from labkit.run import Completion
+from labkit.ui.compare import Comparison, in_turn
 from labkit.ui.exercise import Exercise
+
+LONGER = 1.15
+"""A first token that takes this many times as long counts as slower."""
+
+
+def cache_in_turn(lab: Any, *, n_tokens: int = 16) -> Comparison:
+    """A story's next tokens with and without a cache, three times each, in turn: the median time per token, ms."""
+    story = next(prompt.text for prompt in ready_prompts() if prompt.name == "story")
+
+    def one(kind: str) -> float:
+        run = lab.pipeline(kv_cache=kind).generate(story, max_new_tokens=n_tokens, ignore_eos=True)
+        return median(run.trace.itl_s) * 1e3
+
+    return in_turn({kind: lambda kind=kind: one(kind) for kind in ("contiguous", "none")}, unit="ms a token")
+
+
+def outcome(with_cache: Completion, without: Completion, turns: Comparison) -> str | None:
+    """Which of the lesson's guesses came true; None when none of them did."""
+    text = "Same text" if with_cache.token_ids == without.token_ids else "Other text"
+    if turns.clear and turns.ratio > 1:
+        return f"{text}, each token takes longer"
+    first, other = (run.trace.ttft_s or 0.0 for run in (with_cache, without))
+    if text == "Same text" and other > LONGER * first:
+        return f"{text}, only the first token takes longer"
+    return None
 
 
 def _itl_s(token_s: list[float]) -> list[float]:

@@ -10,13 +10,13 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from labkit.model.config import dtype_name
+from labkit.kernels import backends
 from labkit.perf import hardware
 from labkit.perf.cost import decode_cost, step_cost
 from labkit.perf.forecast import peak_dtype
 from labkit.perf.formats import bytes_a_weight
 from labkit.perf.machine import Machine
-from labkit.perf.probe import Bench, Engine, Point
+from labkit.perf.probe import Bench, Engine, Point, engine_of
 from labkit.ui import theme
 from labkit.ui.controls import choice, slider
 from labkit.ui.exercise import Exercise
@@ -53,8 +53,8 @@ def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
                 job.check()
                 seconds.append(bench.sample(point)["step"])
             dots.append(dot(model.config, engine, machine, point, seconds[1:]))
-            job.show(_result(machine, engine, [*job.history, _series(grows, dots)], job.guess))
-    return _result(machine, engine, [*job.history, _series(grows, dots)], job.guess)
+            job.show(_result(machine, engine, [*job.history, _series(grows, dots)]))
+    return _result(machine, engine, [*job.history, _series(grows, dots)])
 
 
 def dot(config: Any, engine: Engine, machine: Machine, point: Point, seconds: list[float]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _series(grows: str, dots: list[dict[str, Any]]) -> dict[str, Any]:
     return {"grows": grows, "dots": list(dots)}
 
 
-def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]], guess: Any) -> Result:
+def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> Result:
     dtype = peak_dtype(machine, engine.dtype)
     figure = roofline_figure(machine, dtype)
     for idx, found in enumerate(series):
@@ -108,10 +108,12 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]], gues
             line={**look["line"], "width": 1},
             marker=look["marker"],
         )
-    if isinstance(guess, float) and guess > 0:
-        _mark(
-            figure, guess * 2 / _bytes_a_weight(engine), "your guess", color=theme.VERMILION, dash="dash", height=0.08
-        )
+
+    def mark(figure: Any, guess: float) -> None:
+        if guess > 0:
+            at = guess * 2 / _bytes_a_weight(engine)
+            _mark(figure, at, "your guess", color=theme.VERMILION, dash="dash", height=0.08)
+
     last = series[-1]["dots"]
     first, final = last[0], last[-1]
     summary = (
@@ -123,7 +125,8 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]], gues
     if machine.busy:
         summary += " The ceilings were measured while the machine was busy: take the shares as rough."
     rows = [{k: v for k, v in d.items() if k not in ("low", "high")} for d in last]
-    return Result(figure, rows, summary, "Measured just now; FLOPs and bytes counted", data=series[-1])
+    caption = f"Measured just now, computed by {engine.backend}; FLOPs and bytes counted"
+    return Result(figure, rows, summary, caption, mark_guess=mark, data=series[-1])
 
 
 def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
@@ -226,7 +229,9 @@ def batch_rows(model: Any, *, contexts: Sequence[int], batches: Sequence[int]) -
 
 
 def _engine(model: Any) -> Engine:
-    return Engine("reference", model.weights, dtype_name(model.dtype), device=model.device.type)
+    """What the lab's runs go through here; plain PyTorch while the compiled step is not ready yet."""
+    ready = backends.prepare(timeout_s=0) or model.device.type != "cpu"
+    return engine_of(model, backend="auto" if ready else "reference")
 
 
 def _bytes_a_weight(engine: Engine) -> float:

@@ -125,6 +125,24 @@ def measure(lab: Any, job: Any, *, layer: int, head: int, furthest: int, precisi
     return Result(figure, rows, summary, "The score at some of the shifts", data={"drift": drift, "moved": moved})
 
 
+def outcome(data: dict[str, float]) -> tuple[str | None, str]:
+    """Which guess the run bore out (None: none), and what was seen; a thousandth is the float's rounding."""
+    drift, moved = data["drift"], data["moved"]
+    said = f"Moved together, the score changed by {html.number(drift)}; with the query alone, by {html.number(moved)}."
+    if drift < 1e-3 * max(1.0, moved) and drift < moved:
+        return "It stays the same", f"{said} What is left is float32's rounding."
+    return None, f"{said} It did not stay: look at the precision that the angles are computed in."
+
+
+def rounding(fine: dict[str, float], coarse: dict[str, float]) -> str:
+    """What the angles' precision did to a score that should not move."""
+    more = coarse["drift"] / max(fine["drift"], 1e-12)
+    if more < 2:
+        return f"Here the coarse angles made no difference: {html.number(coarse['drift'])}. Try a larger shift."
+    said = f"Moved together, the score now changes by {html.number(coarse['drift'])}"
+    return f"{said}, **{more:,.0f} times** as much as with angles in float32."
+
+
 def panel(lab: Any, guess: Any = None) -> Experiment:
     """Shift both tokens; shift one."""
 

@@ -32,17 +32,17 @@ def measure_climb(lab: Any, job: Any, *, prompt: str, n_tokens: int) -> Result:
             live = run.snapshot()
             job.progress(min(1.0, live.n_tokens / n_tokens), f"token {live.n_tokens} of {n_tokens}")
             if len(live.itl_s) >= 2:
-                job.show(_climb_result(lab.model, live, job.guess))
+                job.show(_climb_result(lab.model, live))
             job.stop_event.wait(0.1)
     finally:
         run.stop()
     done = run.result(timeout=60)
-    result = _climb_result(lab.model, done.trace, job.guess)
+    result = _climb_result(lab.model, done.trace)
     result.data["token_ids"], result.data["text"] = done.token_ids, done.text
     return result
 
 
-def _climb_result(model: Any, trace: Any, guess: Any) -> Result:
+def _climb_result(model: Any, trace: Any) -> Result:
     times_ms = [s * 1e3 for s in trace.itl_s]
     lengths = [trace.n_prompt_tokens + i for i in range(1, len(times_ms) + 1)]
     n = min(N_ENDS, len(times_ms) // 2) or 1
@@ -62,8 +62,10 @@ def _climb_result(model: Any, trace: Any, guess: Any) -> Result:
     )
     theme.figure_layout(figure, x="tokens in the sequence", y="ms for the next token")
     figure.update_yaxes(rangemode="tozero")
-    if isinstance(guess, float) and guess > 0:
+
+    def mark(figure: Any, guess: float) -> None:
         figure.add_hline(y=early * guess, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
+
     rows = [
         {"tokens": length, "ms": ms, "GFLOP": w / 1e9}
         for length, ms, w in list(zip(lengths, times_ms, work, strict=True))[:: max(1, len(lengths) // 10)]
@@ -73,7 +75,7 @@ def _climb_result(model: Any, trace: Any, guess: Any) -> Result:
         f"long, with {work[-1] / work[0]:.1f} times the arithmetic."
     )
     data = {"times_ms": times_ms, "work": work, "ratio": late / early, "n_tokens": trace.n_tokens}
-    return Result(figure, rows, summary, "Some of the tokens", data=data)
+    return Result(figure, rows, summary, "Some of the tokens", mark_guess=mark, data=data)
 
 
 def climb_panel(lab: Any, guess: Any = None) -> Experiment:

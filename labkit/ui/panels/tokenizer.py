@@ -199,16 +199,17 @@ def token_bill(job: ExperimentJob, *, vocabulary: str, unit: str) -> Result:
         )
     most = max(rows, key=lambda row: row["tokens"])
     return Result(
-        figure=_bill_figure(rows, unit, job.guess),
+        figure=_bill_figure(rows, unit),
         rows=rows,
         summary=f"{most['language']} pays {most['tokens']} tokens for what English says in {rows[0]['tokens']}: "
         f"{most['times English']:.1f} times as many.",
         caption=f"One sentence, nine languages, one vocabulary: {vocabulary}",
+        mark_guess=_mark_factor(rows, unit),
         data={row["language"]: row["tokens"] for row in rows},
     )
 
 
-def _bill_figure(rows: list[dict[str, Any]], unit: str, guess: Any) -> Any:
+def _bill_figure(rows: list[dict[str, Any]], unit: str) -> Any:
     import plotly.graph_objects as go
 
     names = [row["language"] for row in rows][::-1]
@@ -226,13 +227,16 @@ def _bill_figure(rows: list[dict[str, Any]], unit: str, guess: Any) -> Any:
     )
     figure = theme.figure_layout(go.Figure(bars), x=unit, height=380)
     if unit == "tokens":
-        english = rows[0]["tokens"]
-        figure.add_vline(x=english, line={"color": theme.NEUTRAL, "dash": "dot"})
-        if isinstance(guess, float):
-            figure.add_vline(
-                x=guess * english, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess"
-            )
+        figure.add_vline(x=rows[0]["tokens"], line={"color": theme.NEUTRAL, "dash": "dot"})
     return figure
+
+
+def _mark_factor(rows: list[dict[str, Any]], unit: str) -> Any:
+    """How the guessed factor is drawn: only tokens are what it was about."""
+    if unit != "tokens":
+        return None
+    look = {"line": {"color": theme.VERMILION, "dash": "dash"}, "annotation_text": "your guess"}
+    return lambda figure, guess: figure.add_vline(x=guess * rows[0]["tokens"], **look)
 
 
 def tokens_of(texts: dict[str, str]) -> HTML:
