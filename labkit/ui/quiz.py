@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,13 +65,24 @@ class Quiz:
         self.given[idx] = chosen
         right = chosen == item.right
         word, kind = ("Right.", "is-right") if right else ("Not quite.", "is-wrong")
-        text = html.prose(item.answers[chosen])
+        text = html.prose(_without_mark(item.answers[chosen]))
         self.notes[idx].value = f'<div class="lk-note {kind}" role="status"><b>{word}</b> {text}</div>'
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         display(self.widget)
+
+
+def _without_mark(explanation: str) -> str:
+    """The explanation without the yes or no that the mark in front of it has said already.
+
+    >>> _without_mark("Yes: all of them."), _without_mark("Nobody knows.")
+    ('All of them.', 'Nobody knows.')
+    """
+    match = re.match(r"(?:Yes|Right|No)[.:,] ?", explanation)
+    rest = explanation[match.end() :] if match else explanation
+    return rest[:1].upper() + rest[1:]
 
 
 def quiz(*items: tuple[str, Mapping[str, str], str]) -> Quiz:

@@ -25,8 +25,14 @@ def measure(lab: Any, job: Any, *, prompt: str, layer: int, head: int, show: str
 
 
 def _labels(inside: Inside) -> list[str]:
-    """Axis labels: the token's text, its spaces visible, its position in front to tell equal ones apart."""
-    return [f"{i} {token.replace(' ', '·')!r}"[:18] for i, token in enumerate(inside.tokens)]
+    """Axis labels: the token's text, its spaces visible, its position in front to tell equal ones apart.
+
+    A piece of a character (Chinese, an emoji) is no text alone, and the label says so."""
+    return [f"{i} {_readable(token)}"[:18] for i, token in enumerate(inside.tokens)]
+
+
+def _readable(token: str) -> str:
+    return "part of a character" if "\N{REPLACEMENT CHARACTER}" in token else repr(token.replace(" ", "·"))
 
 
 def _map(inside: Inside, layer: int, head: int) -> Result:

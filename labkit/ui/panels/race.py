@@ -1,0 +1,141 @@
+"""The race: two ways to answer one prompt, run in turn, then replayed on one clock, each token at its measured time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import labkit
+from labkit.perf.busy import BusyWatch
+from labkit.prompts import ready_prompts
+from labkit.run import Completion
+from labkit.ui.compare import Comparison
+from labkit.ui.controls import choice, slider
+from labkit.ui.experiment import Experiment, Result
+from labkit.ui.session import shelf
+
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One contender: what ``Pipeline`` is given, by the name on its lane."""
+
+    name: str
+    switches: Mapping[str, Any]
+
+
+def presets() -> dict[str, tuple[Lane, Lane]]:
+    """What can be raced here. Speculation is among them where a drafter is registered."""
+    found = {
+        "with and without a KV cache": (
+            Lane("KV cache", {"kv_cache": "contiguous"}),
+            Lane("no cache", {"kv_cache": "none"}),
+        ),
+        "the fast engine and plain PyTorch": (
+            Lane("fast engine", {"backend": "auto"}),
+            Lane("plain PyTorch", {"backend": "reference"}),
+        ),
+    }
+    drafters = [info.name for info in labkit.components("drafter") if info.unavailable is None]
+    if drafters:
+        drafted = Lane(f"drafts by {drafters[0]}", {"drafter": drafters[0]})
+        found["with and without speculation"] = (drafted, Lane("one token at a time", {}))
+    return found
+
+
+def pieces_of(tokenizer: Any, completion: Completion) -> list[tuple[float, str]]:
+    """(seconds since the run began, text) of each token, as it was streamed."""
+    stream = tokenizer.stream()
+    return [(at, stream.push(i)) for at, i in zip(completion.trace.token_s, completion.token_ids, strict=True)]
+
+
+def shown_at(pieces: Sequence[tuple[float, str]], now_s: float) -> str:
+    """The text that had come ``now_s`` seconds after the start.
+
+    >>> shown_at([(0.1, "Hel"), (0.3, "lo")], 0.2)
+    'Hel'
+    """
+    return "".join(text for at, text in pieces if at <= now_s)
+
+
+def lanes_html(names: Sequence[str], texts: Sequence[str], times: Sequence[Sequence[float]], now_s: float) -> str:
+    """Both lanes at one moment of the replay."""
+    lanes = []
+    for name, text, token_s in zip(names, texts, times, strict=True):
+        n = sum(at <= now_s for at in token_s)
+        ended = now_s >= token_s[-1]
+        state = f"done after {token_s[-1]:.2f} s" if ended else f"{n} of {len(token_s)} tokens"
+        share = 100 * min(1.0, now_s / token_s[-1]) if token_s[-1] else 100.0
+        lanes.append(
+            '<div class="lk-lane">'
+            f'<div class="lk-stage-name">{escape(name)} · <span class="lk-num">{state}</span></div>'
+            f'<div class="lk-progress" aria-hidden="true"><i style="width:{share:.0f}%"></i></div>'
+            f'<div class="lk-lane-text">{escape(text) or "&nbsp;"}</div></div>'
+        )
+    clock = f'<div class="lk-muted" role="timer">replay · {now_s:.1f} s on the runs\' own clock</div>'
+    return f'{clock}<div class="lk-lanes">{"".join(lanes)}</div>'
+
+
+def measure_race(job: Any, *, race: str, prompt: str, n_tokens: int, speed: float) -> Result:
+    """Both lanes in turn, three times; then the middle run of each is replayed, ``speed`` times as fast as it was."""
+    lanes = presets()[race]
+    job.progress(-1, "loading the model")
+    model = shelf.get()
+    runs: dict[str, list[Completion]] = {lane.name: [] for lane in lanes}
+    with BusyWatch() as watch:
+        for turn in range(TURNS):
+            for idx, lane in enumerate(lanes):
+                job.progress((2 * turn + idx) / (2 * TURNS), f"running {lane.name}, turn {turn + 1} of {TURNS}")
+                handle = labkit.Pipeline(model, **lane.switches).run(prompt, max_new_tokens=n_tokens, ignore_eos=True)
+                while handle.running:
+                    if job.stop_event.wait(0.05):
+                        handle.stop()
+                job.check()
+                runs[lane.name].append(handle.result())
+    compared = Comparison({name: [c.trace.wall_s for c in done] for name, done in runs.items()}, "s", watch.share)
+    middle = {name: sorted(done, key=lambda c: c.trace.wall_s)[TURNS // 2] for name, done in runs.items()}
+    names = list(middle)
+    pieces = [pieces_of(model.tokenizer, done) for done in middle.values()]
+    times = [[at for at, _ in lane] for lane in pieces]
+    end_s = max(lane[-1] for lane in times)
+    started, now_s = time.perf_counter(), 0.0
+    while now_s < end_s and not job.stopped:
+        now_s = min(end_s, (time.perf_counter() - started) * speed)
+        job.progress(now_s / end_s, "replaying both on one clock")
+        texts = [shown_at(lane, now_s) for lane in pieces]
+        job.show(Result(extra=lanes_html(names, texts, times, now_s)))
+        job.stop_event.wait(0.1)
+    texts = [shown_at(lane, end_s) for lane in pieces]
+    same = middle[names[0]].token_ids == middle[names[1]].token_ids
+    summary = f"The whole answer: {compared.words()} The texts are {'the same' if same else 'not the same'}."
+    rows = [
+        {
+            "lane": name,
+            "first token, ms": (done.trace.ttft_s or 0.0) * 1e3,
+            "time per token, ms": done.trace.summary()["itl_median_ms"],
+            "whole answer, s": done.trace.wall_s,
+            "lowest": min(c.trace.wall_s for c in runs[name]),
+            "highest": max(c.trace.wall_s for c in runs[name]),
+        }
+        for name, done in middle.items()
+    ]
+    data = {"comparison": compared, "same": same, "token_ids": {name: c.token_ids for name, c in middle.items()}}
+    caption = "The middle one of three runs each, which took turns"
+    return Result(None, rows, summary, caption, extra=lanes_html(names, texts, times, end_s), data=data)
+
+
+def panel() -> Experiment:
+    """Choose the contenders, run them, watch the replay."""
+    texts = [(prompt.title, prompt.text) for prompt in ready_prompts() if not prompt.chat]
+    fields = {
+        "race": choice("Who races", list(presets()), width="270px"),
+        "prompt": choice("Prompt", texts, width="220px"),
+        "n_tokens": slider("New tokens", 8, 128, 48, step=8, width="190px"),
+        "speed": choice("Replay", [("as fast as it was", 1.0), ("half as fast", 0.5), ("a quarter", 0.25)], 1.0),
+    }
+    note = "Both run alone, in turn, three times each. What you watch then is a replay of the middle run of each."
+    return Experiment("Which answer is there first?", measure_race, fields, note=note)
