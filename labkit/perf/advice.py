@@ -1,11 +1,14 @@
 """What would help? Every switch that this machine has, its predicted effect on a run, the best first.
 
 Each switch is forecast like any other run: its engine's rates are measured on stand-ins once (a few seconds) and kept.
-Nothing is assumed about a switch from its name; one that makes a run slower says so.
+There are many engines and a reader waits, so the promising ones are measured first, while the time lasts; the others
+are estimated from bytes and FLOPs, say so, and are measured when somebody asks again. Nothing is assumed about a switch
+from its name; one that makes a run slower says so.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +17,8 @@ from labkit import registry
 from labkit.kvcache.sliding import Sliding
 from labkit.model.config import DTYPES, ModelConfig
 from labkit.perf import formats, hardware
-from labkit.perf.forecast import Forecast, forecast
+from labkit.perf import rates as rates_module
+from labkit.perf.forecast import Estimate, Forecast, StageForecast, forecast
 from labkit.perf.machine import Machine
 from labkit.perf.probe import Engine
 from labkit.quant import form_of, format_of
@@ -26,6 +30,10 @@ GOALS = {
     "memory": "memory",
 }
 Progress = Callable[[float, str], None]
+BUDGET_S = 10.0
+"""How long one question may go on measuring engines that are not known yet."""
+UNSURE = 0.5
+"""Half-width of an estimate's interval: it takes the engine to be as near its floor as the present one is."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Switch:
     gains: dict[str, float]
     """Goal -> how many times better than now: 2.0 halves it, 0.5 doubles it."""
     lossless: bool
+    measured: bool = True
+    """False: estimated from bytes and FLOPs; its engine has not been measured yet."""
 
     @property
     def label(self) -> str:
@@ -60,8 +70,8 @@ class Advice:
 
     @property
     def best(self) -> Switch | None:
-        """The first one that helps by more than the forecast can be wrong; None when nothing does."""
-        return next((s for s in self.switches if s.gains[self.goal] > 1.1), None)
+        """The first measured one that helps by more than the forecast can be wrong; None when nothing does."""
+        return next((s for s in self.switches if s.measured and s.gains[self.goal] > 1.1), None)
 
     def rows(self) -> list[dict[str, Any]]:
         """A table: one row a switch, ``now`` first."""
@@ -78,13 +88,14 @@ def what_would_help(
     goal: str = "wall",
     machine: Machine | None = None,
     progress: Progress | None = None,
+    budget_s: float = BUDGET_S,
 ) -> Advice:
     """Forecast the run under each other switch, and under the best of each kind together.
 
     goal   wall (the whole run), ttft, itl or memory: what the ranking is by.
 
-    The first call measures each engine (a few seconds each, ``progress`` says which); later ones take milliseconds.
-    Raises ValueError for an unknown goal.
+    A call measures engines that are not known yet for ``budget_s`` seconds, the most promising first (``progress`` says
+    which), and estimates the rest; another call goes on where it ended. Raises ValueError for an unknown goal.
     """
     if goal not in GOALS:
         raise ValueError(f"unknown goal {goal!r}: choose one of {', '.join(GOALS)}.")
@@ -92,27 +103,61 @@ def what_would_help(
     machine = machine or hardware.machine(engine.device, progress=say)
     counts = {"n_prompt_tokens": n_prompt_tokens, "n_new_tokens": n_new_tokens, "machine": machine}
     now = forecast(config, engine, **counts)
-    candidates = list(_single_switches(engine))
+    rough = forecast(config, engine, **counts, estimate=True)
     found: list[Switch] = []
     unavailable: dict[str, str] = {}
+
+    def switch(changes: dict[str, Any], then: Forecast, *, measured: bool) -> Switch:
+        gains = {name: _measure(now, name) / max(_measure(then, name), 1e-12) for name in GOALS}
+        lossless = _is_lossless(engine, changes, n_prompt_tokens + n_new_tokens)
+        return Switch(changes, then, gains, lossless, measured)
 
     def add(changes: dict[str, Any]) -> None:
         then, reason = _try(config, _engines(engine, changes), counts)
         if then is None:
             unavailable[_label(changes)] = reason
-            return
-        gains = {name: _measure(now, name) / max(_measure(then, name), 1e-12) for name in GOALS}
-        lossless = _is_lossless(engine, changes, n_prompt_tokens + n_new_tokens)
-        found.append(Switch(changes, then, gains, lossless))
+        else:
+            found.append(switch(changes, then, measured=True))
 
-    for at, changes in enumerate(candidates):
-        say(at / (len(candidates) + 1), f"forecasting {_label(changes)}")
+    def estimate(changes: dict[str, Any]) -> Switch:
+        then = forecast(config, replace(engine, **changes), **counts, estimate=True)
+        return switch(changes, _as_near(now, rough, then), measured=False)
+
+    def known(changes: dict[str, Any]) -> bool:
+        return not machine.measured or rates_module.is_measured(config, _engines(engine, changes)[0])
+
+    candidates = list(_single_switches(engine))
+    for changes in filter(known, candidates):
         add(changes)
+    open_ = sorted((estimate(changes) for changes in candidates if not known(changes)), key=lambda s: -s.gains[goal])
+    began, longest = time.perf_counter(), 0.0
+    for guess in open_:
+        start = time.perf_counter()
+        if start - began + longest > budget_s:
+            found.append(guess)
+            continue
+        say(min(1.0, (start - began) / budget_s), f"measuring {guess.label}")
+        add(guess.changes)
+        longest = max(longest, time.perf_counter() - start)
     together = _best_of_each_kind(found, goal)
     if len(together) > 1:
         say(1.0, f"forecasting {_label(together)}")
-        add(together)
+        if known(together) or time.perf_counter() - began + longest <= budget_s:
+            add(together)
+        else:
+            found.append(estimate(together))
     return Advice(goal, now, tuple(sorted(found, key=lambda s: -s.gains[goal])), unavailable)
+
+
+def _as_near(now: Forecast, rough: Forecast, then: Forecast) -> Forecast:
+    """The floors of ``then``, taken to be missed by as much as the present engine misses its own."""
+
+    def stage(measured: StageForecast, floor: StageForecast, other: StageForecast) -> StageForecast:
+        value = other.time.value * measured.time.value / floor.time.value
+        return replace(other, time=Estimate(value, value * (1 - UNSURE), value * (1 + UNSURE)))
+
+    prefill = stage(now.prefill, rough.prefill, then.prefill)
+    return replace(then, prefill=prefill, decode=stage(now.decode, rough.decode, then.decode))
 
 
 def _engines(engine: Engine, changes: dict[str, Any]) -> list[Engine]:
@@ -193,6 +238,7 @@ def _row(label: str, found: Forecast, switch: Switch | None) -> dict[str, Any]:
         "memory MB": found.memory.total_bytes / 1e6,
         "times faster": switch.gains["wall"] if switch else 1.0,
         "tokens": "as now" if switch is None or switch.lossless else "may change",
+        "from": "measured rates" if switch is None or switch.measured else "bytes and FLOPs only",
     }
 
 

@@ -113,7 +113,7 @@ class Forecast:
     decode: StageForecast
     memory: memory.Memory
     from_sheet: bool = False
-    """True: nothing was measured; floors from a data sheet, and a count of launches."""
+    """True: no rates were measured; floors, and a count of launches."""
 
     @property
     def ttft(self) -> Estimate:
@@ -161,13 +161,15 @@ def forecast(
     n_sequences: int = 1,
     machine: Machine | None = None,
     rates: Rates | None = None,
+    estimate: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> Forecast:
     """What a run of ``n_new_tokens`` after ``n_prompt_tokens`` should take on ``engine``.
 
     ``machine`` and ``rates`` None are measured here, or read from the cache of the last measurement (seconds the
-    first time). With a data sheet's machine nothing is measured: floors plus launches. Raises ValueError for counts
-    below 1 or a run longer than the model's context, RuntimeError when the engine does not run here.
+    first time). With a data sheet's machine, or ``estimate``, nothing is measured: floors plus launches.
+    Raises ValueError for counts below 1 or a run longer than the model's context, RuntimeError when the engine does not
+    run here.
     """
     if min(n_prompt_tokens, n_new_tokens, n_sequences) < 1:
         raise ValueError(
@@ -182,7 +184,7 @@ def forecast(
         from labkit.perf import hardware
 
         machine = hardware.machine(engine.device, progress=progress)
-    if rates is None and machine.measured:
+    if rates is None and machine.measured and not estimate:
         from labkit.perf import rates as rates_module
 
         rates = rates_module.rates(config, engine, progress=progress)

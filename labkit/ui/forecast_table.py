@@ -100,6 +100,11 @@ def ranking(found: advising.Advice) -> str:
     out = html.table(
         found.rows(), f"Predicted, best first for {advising.GOALS[found.goal]}; one switch at a time, then together"
     )
+    if any(not switch.measured for switch in found.switches):
+        out += (
+            '<div class="lk-muted">Some engines are not measured yet: their lines come from bytes and FLOPs alone. '
+            "Ask again, and the next ones are measured.</div>"
+        )
     if found.unavailable:
         items = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.unavailable.items())
         out += f'<details class="lk-twin"><summary>What does not run here</summary><ul>{items}</ul></details>'

@@ -72,6 +72,20 @@ def test_every_row_says_whether_tokens_may_change(rates_by_engine: None) -> None
     assert {row["tokens"] for row in rows} == {"as now", "may change"}
 
 
+def test_out_of_time_a_switch_is_estimated_and_says_so(rates_by_engine: None) -> None:
+    """Nothing may be measured: every switch is there all the same, none is recommended, and the memory is exact."""
+    found = ask(goal="itl", budget_s=-1.0)
+    assert {switch.measured for switch in found.switches} == {False}
+    assert found.best is None
+    assert {row["from"] for row in found.rows()[1:]} == {"bytes and FLOPs only"}
+    by_label = {switch.label: switch for switch in found.switches}
+    whole = {switch.label: switch for switch in ask(goal="itl").switches}
+    for label, switch in by_label.items():
+        if label in whole:
+            assert switch.forecast.memory == whole[label].forecast.memory
+    assert by_label["weights='int8'"].gains["itl"] > 1.5, "a quarter of the bytes, and bytes bind it"
+
+
 def test_an_unknown_goal() -> None:
     with pytest.raises(ValueError, match="wall, ttft, itl, memory"):
         ask(goal="speed")
