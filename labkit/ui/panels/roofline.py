@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 
-from labkit.kernels import backends
+from labkit import backends
 from labkit.perf import hardware
 from labkit.perf.cost import decode_cost, step_cost
 from labkit.perf.forecast import peak_dtype
