@@ -81,7 +81,9 @@ def _without_mark(explanation: str) -> str:
     ('All of them.', 'Nobody knows.')
     """
     match = re.match(r"(?:Yes|Right|No)[.:,] ?", explanation)
-    rest = explanation[match.end() :] if match else explanation
+    if match is None:
+        return explanation
+    rest = explanation[match.end() :]
     return rest[:1].upper() + rest[1:]
 
 
