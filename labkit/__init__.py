@@ -41,6 +41,7 @@ _ROOMS = {
     "labkit.perf.trace": ("Trace",),
     "labkit.pipeline": ("Completion", "Pipeline", "Run"),
     "labkit.registry": ("ComponentInfo", "components"),
+    "labkit.serving": (),
 }
 
 

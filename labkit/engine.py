@@ -76,8 +76,7 @@ class Engine:
 
         Raises CacheFull when the tokens do not fit, and Cancelled when ``should_stop`` says so; the cache is then as it
         was before the step."""
-        if self._wanted_cache is not None:
-            self._bind_cache(max(sequence.n_new for sequence in sequences))
+        self.prepare(max(sequence.n_new for sequence in sequences))
         if len(sequences) == 1 and self._step_chooses(sequences[0], should_stop):
             return
         feeds = [self._feed(sequence, limits) for sequence in sequences]
@@ -96,10 +95,7 @@ class Engine:
 
         A drafter's proposals go behind them: the step then checks them all at once (``_next_tokens``)."""
         with self.timer("kv_cache"):
-            n_seen = self.cache.n_tokens(sequence.sequence_id)
-            if not n_seen:  # perhaps another sequence began alike, and its keys and values are still there
-                self.cache.free(sequence.sequence_id)  # of a step that found no room
-                n_seen = self.cache.adopt(sequence.ids, sequence.sequence_id)
+            n_seen = self.open(sequence)
         unseen = sequence.ids[n_seen:]
         share = len(unseen) if limits is None else limits.get(sequence.sequence_id, len(unseen))
         return Feed(sequence, unseen[:share], share >= len(unseen))
@@ -133,7 +129,7 @@ class Engine:
     def _step_chooses(self, sequence: Sequence, should_stop: Callable[[], bool]) -> bool:
         """Let a step that can find the most likely token itself do so (on a GPU, ahead of the host), where the
         sequence takes that and the cache lacks one token. Whether it did."""
-        if self.compute is None or sequence.sequence_id != 0 or not sequence.sampler.takes_largest:
+        if self.compute is None or sequence.sequence_id != 0 or not sequence.takes_largest:
             return False
         if self.cache.n_tokens() != len(sequence.ids) - 1 or not sequence.n_new:
             return False
@@ -151,10 +147,23 @@ class Engine:
         n_taken = sequence.accept(token_ids)
         self.cache.note(token_ids[:n_taken], sequence.sequence_id)
 
+    def open(self, sequence: Sequence) -> int:
+        """How many of the sequence's tokens the cache holds: of a new one, those that another had in common with it."""
+        n_seen = self.cache.n_tokens(sequence.sequence_id)
+        if not n_seen:
+            self.cache.free(sequence.sequence_id)  # of a step that found no room
+            n_seen = self.cache.adopt(sequence.ids, sequence.sequence_id)
+        return n_seen
+
     def release(self, sequence: Sequence) -> None:
         """Forget what the cache holds of the sequence: it has ended, or others need the room and it starts over."""
         if self.cache is not None:
             self.cache.free(sequence.sequence_id)
+
+    def prepare(self, from_token: int = 0) -> None:
+        """Allocate what the first step would, or the first one after ``use_cache``."""
+        if self._wanted_cache is not None:
+            self._bind_cache(from_token)
 
     def use_cache(self, choice: Any) -> None:
         """Ask for another cache from the next step on. May be called from another thread."""

@@ -39,6 +39,7 @@ class Sequence:
         stop: Listed[str] = (),
         ignore_eos: bool = False,
         continues: bool = True,
+        n_logprobs: int | None = None,
         began_s: float = 0.0,
     ) -> None:
         check_max_new_tokens(max_new_tokens)
@@ -69,7 +70,12 @@ class Sequence:
         self.stop_event, self.ended = threading.Event(), threading.Event()
         self.completion: Completion | None = None
         self.error: BaseException | None = None
-        self.on_end: Callable[[], None] | None = None
+        self.n_logprobs = n_logprobs
+        """None: no log-probabilities are kept; else how many of the likeliest beside the chosen token's."""
+        self.logprobs: list[tuple[float, dict[int, float]]] = []
+        """For each token, of the model's own distribution: the chosen one's, and the likeliest by token id."""
+        self.on_change: Callable[[], None] | None = None
+        """Called by whoever computes, after tokens came and at the end."""
         self.meta: dict[str, Any] = {
             "model": model.name,
             "weights": registry.label("weights", model.weights) if model.weights else dtype_name(model.dtype),
@@ -93,7 +99,18 @@ class Sequence:
 
     def choose(self, logits: Tensor) -> int:
         """The next token from logits (V,)."""
-        return self.sampler(logits)
+        token_id = self.sampler(logits)
+        if self.n_logprobs is not None:
+            likely = logits.float().log_softmax(0)
+            top = likely.topk(self.n_logprobs) if self.n_logprobs else None
+            tops = {} if top is None else dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+            self.logprobs.append((float(likely[token_id]), tops))
+        return token_id
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether a step may choose the next token itself: nobody asks for more than the most likely one."""
+        return self.sampler.takes_largest and self.n_logprobs is None
 
     def accept(self, token_ids: Iterable[int]) -> int:
         """Append tokens, giving their text to the reader, until one ends the answer; how many were taken."""
@@ -102,6 +119,8 @@ class Sequence:
             self.finish_reason = self._emit(token_id)
             if self.finish_reason:
                 break
+        if self.on_change is not None and self.finish_reason is None:
+            self.on_change()
         return n
 
     def _emit(self, token_id: int) -> str | None:
@@ -138,8 +157,8 @@ class Sequence:
         self.error = error
         self.ended.set()
         self.pieces.put(None)
-        if self.on_end is not None:
-            self.on_end()
+        if self.on_change is not None:
+            self.on_change()
 
 
 def check_max_new_tokens(max_new_tokens: Any) -> None:
