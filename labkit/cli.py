@@ -1,4 +1,4 @@
-"""The command line: ``labkit prepare | fetch | generate | lab | demo | doctor | components``.
+"""The command line: ``labkit prepare | fetch | generate | serve | lab | demo | doctor | components``.
 
 Each command imports what it needs when it runs, so ``labkit --help`` and ``labkit doctor`` answer at once, also
 on a machine where torch does not import.
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit import registry, terminal
+from labkit.serve import serve
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 EXIT_BAD_INPUT = 2
@@ -105,6 +106,9 @@ def generate(
         console.print(f"Timeline written to {chrome}: open it at ui.perfetto.dev or chrome://tracing.")
     if not finished:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+app.command()(serve)
 
 
 @app.command()

@@ -122,7 +122,7 @@ class Service:
         message. Lower ``priority`` is served first. Raises TooBusy, or ValueError when it could never be served."""
         if self._closing:
             raise RuntimeError("this service is closed: make another one.")
-        if (n_waiting := len(self.queues.waiting) + len(self._incoming)) >= self.max_waiting:
+        if (n_waiting := self.n_waiting) >= self.max_waiting:
             raise TooBusy(n_waiting, self._seconds_to_a_place())
         arrived_s = self.timer.now_s()
         prompt_ids, continues = encode(self.model, prompt, chat)
@@ -151,6 +151,15 @@ class Service:
             self._incoming.append(request)
             self._changed.notify()
         return request
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self.queues.waiting) + len(self._incoming)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are being served."""
+        return self._thread.is_alive() and not self._closing
 
     @property
     def n_room(self) -> int:
