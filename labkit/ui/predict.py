@@ -67,7 +67,7 @@ class Guess:
     def _skip(self) -> None:
         self.guess, self.skipped = None, True
         self.error.clear()
-        self._say("Skipped: what answers the question is shown. You can still type a guess.")
+        self._say("Skipped: what answers the question is shown. You can still guess.")
         self._tell()
 
     @property
