@@ -17,6 +17,8 @@ from labkit.diagnose.dialects import Delta, Usage, read_event
 from labkit.diagnose.recording import Recording
 from labkit.diagnose.wire import Event, EventReader, WireError
 
+CHARS_A_TOKEN = 4.2
+"""Of English, in today's vocabularies: for servers that merge tokens and count none."""
 SAME_S = 0.0005
 """Events this near came together: one read, or one packet cut in two."""
 
@@ -36,7 +38,8 @@ class Stream:
     events: tuple[tuple[Event, Delta], ...]
     tokens: tuple[Token, ...]
     counted_by: str
-    """How the tokens of each event are known: "events" (the server counts them), "usage" (shared out), "one each"."""
+    """How the tokens of each event are known: "events" (the server counts them), "usage" (its total, shared out),
+    "limit" (the total asked for, which ended the answer), "text" (a guess from its length), "one each"."""
     n_pings: int = 0
     notes: tuple[str, ...] = field(default=())
 
@@ -52,6 +55,13 @@ class Stream:
     @property
     def first_token_s(self) -> float | None:
         return self.tokens[0].at_s if self.tokens else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """To the first token, on an open connection: what connecting took is not the server's."""
+        marks = self.recording.marks
+        open_s = marks.get("secured", marks.get("connected", 0.0))
+        return None if self.first_token_s is None else self.first_token_s - open_s
 
     @cached_property
     def first_answer_s(self) -> float | None:
@@ -181,7 +191,7 @@ def read_stream(recording: Recording) -> Stream:
         notes.append(str(error))
     events = [(event, delta) for event in found if (delta := read_event(event.data, event.name)) is not None]
     events = _without_repeats(events)
-    counts, counted_by = _tokens_of_events([delta for _, delta in events])
+    counts, counted_by = _tokens_of_events([delta for _, delta in events], recording.max_new_tokens)
     return Stream(recording, tuple(events), _spread(events, counts), counted_by, reader.n_pings, tuple(notes))
 
 
@@ -200,7 +210,7 @@ def _without_repeats(events: list[tuple[Event, Delta]]) -> list[tuple[Event, Del
     return out
 
 
-def _tokens_of_events(deltas: list[Delta]) -> tuple[list[int], str]:
+def _tokens_of_events(deltas: list[Delta], n_asked: int | None) -> tuple[list[int], str]:
     """How many tokens each event bears, and how that is known."""
     n = len(deltas)
     counts = [0] * n
@@ -217,11 +227,23 @@ def _tokens_of_events(deltas: list[Delta]) -> tuple[list[int], str]:
         return counts, "events"
     for idx in bearing:
         counts[idx] = 1
-    spare = (known[-1] if known else 0) - len(bearing)
+    total, counted_by = _total(deltas, known, len(bearing), n_asked)
+    spare = total - len(bearing)
     if spare <= 0 or not bearing:
-        return counts, "one each"
+        return counts, counted_by if known else "one each"
     _share_out(deltas, counts, bearing, spare)
-    return counts, "usage"
+    return counts, counted_by
+
+
+def _total(deltas: list[Delta], known: list[int], n_bearing: int, n_asked: int | None) -> tuple[int, str]:
+    """(tokens of the answer, how that is known): the server's count, the limit that ended it, or the text's length."""
+    if known:
+        return known[-1], "usage"
+    if n_asked and any(delta.finish_reason == "length" for delta in deltas):
+        return n_asked, "limit"
+    n_chars = sum(len(delta.text + delta.reasoning + delta.tool) for delta in deltas)
+    guess = min(round(n_chars / CHARS_A_TOKEN), n_asked or 0)
+    return (guess, "text") if guess > 1.5 * n_bearing else (n_bearing, "one each")
 
 
 def _share_out(deltas: list[Delta], counts: list[int], bearing: list[int], spare: int) -> None:

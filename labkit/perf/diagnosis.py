@@ -5,6 +5,8 @@
 
 Then which ceiling binds. Bytes and FLOPs say how long the hardware needs at least; when they explain little of the
 time, neither ceiling binds and what is left is overhead: operations sent one by one, Python, threads that wait.
+
+The words for causes and remedies are ``labkit.perf.verdict``'s, which a diagnosis of a server shares.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from labkit.perf.cost import decode_cost, prefill_cost
 from labkit.perf.formats import bytes_a_weight
 from labkit.perf.machine import Machine
 from labkit.perf.trace import Trace
+from labkit.perf.verdict import Finding, NextStep
 
 BINDS = 0.5
 """A ceiling that explains this share of the time is the one that binds."""
@@ -26,23 +29,20 @@ GROWTH = 1.25
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """``symptom``: "slow to start" or "slow to stream". ``bound``: "compute", "memory" or "overhead"."""
+class Diagnosis(Finding):
+    """A finding that knows its ceiling. ``bound``: "compute", "memory" or "overhead"."""
 
-    symptom: str
-    stage: str
-    bound: str
-    mfu: float
-    mbu: float
-    evidence: tuple[str, ...]
-    remedies: tuple[str, ...]
+    bound: str = "overhead"
+    mfu: float = 0.0
+    mbu: float = 0.0
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.symptom.capitalize()}: {_BOUND_WORDS[self.bound]}.",
-            *(f"  - {line}" for line in self.evidence),
-        ]
-        return "\n".join([*lines, "What would move it:", *(f"  - {line}" for line in self.remedies)])
+    @property
+    def stage(self) -> str:
+        return self.cause.removesuffix("-bound")
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}, and {_BOUND_WORDS[self.bound]}"
 
 
 _BOUND_WORDS = {
@@ -75,15 +75,8 @@ def diagnose(trace: Trace, *, model: Any = None, machine: Machine | None = None)
     mfu, mbu = flops / (took * peak), n_bytes / (took * machine.read.value)
     bound = "overhead" if max(mfu, mbu) < BINDS else ("compute" if mfu > mbu else "memory")
     evidence = _evidence(trace, machine, stage, took, mfu, mbu, flops, n_bytes)
-    return Diagnosis(
-        "slow to start" if starts_slow else "slow to stream",
-        stage,
-        bound,
-        mfu,
-        mbu,
-        tuple(evidence),
-        tuple(_remedies(trace, stage, bound)),
-    )
+    steps = tuple(_next_steps(trace, stage, bound))
+    return Diagnosis(f"{stage}-bound", tuple(evidence), steps, bound=bound, mfu=mfu, mbu=mbu)
 
 
 def _work(trace: Trace, model: Any, stage: str) -> tuple[float, float]:
@@ -131,21 +124,19 @@ def _growth(itl: list[float]) -> float:
     return mean(itl[-n:]) / mean(itl[:n]) if n >= 2 else 1.0
 
 
-def _remedies(trace: Trace, stage: str, bound: str) -> list[str]:
+def _next_steps(trace: Trace, stage: str, bound: str) -> list[NextStep]:
     """What moves this ceiling, the strongest first."""
     meta = trace.meta
     if meta.get("kv_cache") == "none" and stage == "decode":
-        return ["a KV cache: each step recomputes the whole sequence now (kv_cache='contiguous')."]
+        return [NextStep("kv-cache", "kv_cache='contiguous'")]
     packed = meta.get("weights") not in (None, *DTYPES)
     if bound == "memory":
-        lines = [] if packed else ["fewer bits a weight (weights='int8' or 'int4'): the bytes are what is waited for."]
+        steps = [] if packed else [NextStep("fewer-bits", "weights='int8' or 'int4'")]
         if _growth(trace.itl_s) > GROWTH:
-            lines.append("a smaller cache (kv_cache='int8', 'int4' or 'sliding'), since the context is felt.")
-        return [*lines, "more tokens for each pass over the weights: a batch, or a drafter that proposes several."]
+            steps.append(NextStep("smaller-cache", "kv_cache='int8', 'int4' or 'sliding'"))
+        return [*steps, NextStep("more-tokens-a-step")]
     if bound == "compute":
-        lines = ["a shorter prompt, or one whose beginning is already cached."] if stage == "prefill" else []
-        return [*lines, "a dtype that this machine multiplies faster: compare its matmul rates.", "a smaller model."]
-    lines = []
-    if meta.get("backend") == "reference":
-        lines.append("a backend that fuses the step (backend='fused'): fewer, larger operations.")
-    return [*lines, "more tokens a step: a batch shares the overhead.", "an idle machine: others may hold the cores."]
+        steps = [NextStep("shorter-prompt")] if stage == "prefill" else []
+        return [*steps, NextStep("faster-arithmetic"), NextStep("smaller-model")]
+    steps = [NextStep("fused", "backend='fused'")] if meta.get("backend") == "reference" else []
+    return [*steps, NextStep("share-overhead"), NextStep("idle-machine")]
