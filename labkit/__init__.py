@@ -50,6 +50,8 @@ def __getattr__(name: str) -> Any:
 
     Not at ``import labkit``: the command line answers before torch is read, and ``labkit doctor`` where it is broken.
     """
+    if name == "diagnose":
+        return import_module("labkit.diagnose")
     if name not in __all__:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
     for room, names in _ROOMS.items():

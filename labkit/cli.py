@@ -1,4 +1,4 @@
-"""The command line: ``labkit prepare | fetch | generate | serve | lab | demo | doctor | components``.
+"""The command line: ``labkit prepare | fetch | generate | serve | diagnose | lab | demo | doctor | components``.
 
 Each command imports what it needs when it runs, so ``labkit --help`` and ``labkit doctor`` answer at once, also
 on a machine where torch does not import.
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit import registry, terminal
+from labkit.cli_diagnose import diagnose
 from labkit.serve import serve
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -109,6 +110,7 @@ def generate(
 
 
 app.command()(serve)
+app.command()(diagnose)
 
 
 @app.command()

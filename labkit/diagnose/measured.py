@@ -13,6 +13,8 @@ from labkit.diagnose.stream import Stream
 BURST = 8
 """So many events together are no step of a server: a buffer let them go. (Speculative decoding sends fewer.)"""
 MIN_EVENTS = 12
+LONG_PROMPT = 200
+"""Tokens from which on a slow start is laid to the prompt, when nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Measured:
     n_errors: int = 0
     first_error: str | None = None
     n_streams: int = 0
+    alone: bool = False
+    """From recordings that nobody planned: what grows with the prompt is the server's word, or a guess."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -153,6 +157,47 @@ def measure(run: Run, workload: Workload) -> Measured:
         n_errors=len(failed),
         first_error=failed[0].error if failed else None,
         n_streams=len(run.streams),
+    )
+
+
+def measure_alone(streams: Sequence[Stream]) -> Measured:
+    """The figures of recordings that came from elsewhere, all of one server.
+
+    The server's own times split a TTFT where it gives them; without them a long prompt is taken for the cause of it.
+    """
+    seen = [s for s in streams if s.tokens]
+    told = own_times(seen)
+    timed = [s for s in seen if s.recording.timed]
+    n = median(n_prompt(s) for s in seen) if seen else 0.0
+    ttft = median(s.ttft_s or 0.0 for s in timed) if timed else None
+    pace = [s.tpot_s for s in timed if s.tpot_s is not None]
+    tpot = median(pace) if pace else None
+    if not timed and "prefill_s" in told:
+        ttft, tpot = told["prefill_s"] + told.get("queue_s", 0.0), told.get("decode_s")
+    prefill_s = told.get("prefill_s", ttft if n >= LONG_PROMPT else 0.0)
+    whole = [s for s in timed if not s.recording.meta.get("coarse")]
+    held, n_bursts, n_events = _held(whole)
+    shares = [s.client_share for s in whole if s.client_share is not None]
+    failed = [s for s in streams if s.error]
+    prefill = None
+    if ttft is not None:
+        part = min(prefill_s or 0.0, ttft)
+        prefill = Line(ttft - part, part / max(n, 1.0), reach=1.0)
+    return Measured(
+        Workload(concurrency=1),
+        n_prompt=max(n, 1.0),
+        prefill=prefill,
+        decode=None if tpot is None else Line(tpot, 0.0),
+        n_cached=max((s.cached_tokens for s in seen if s.cached_tokens is not None), default=None),
+        held_share=held,
+        n_bursts=n_bursts,
+        n_events=n_events,
+        client_share=median(shares) if shares else None,
+        server=told,
+        n_errors=len(failed),
+        first_error=failed[0].error if failed else None,
+        n_streams=len(streams),
+        alone=True,
     )
 
 

@@ -36,12 +36,14 @@ def judge(seen: Measured, targets: Targets | None = None) -> tuple[Finding, ...]
     """Findings, never empty; the first is the verdict."""
     targets = targets or Targets()
     if seen.ttft_s is None and seen.first_s is None:
-        return (_failed(seen),)
+        return (_failed(seen) if seen.first_error or not seen.n_streams else _no_times(seen),)
     trust = [found for found in (_client_bound(seen), _buffered(seen)) if found]
     steady = [pair for pair in (*_slow_start(seen, targets), _slow_stream(seen, targets)) if pair]
     steady.sort(key=lambda pair: -pair[0])
     cold = _cold(seen, targets)
     found = [*trust, *(finding for _, finding in steady), *([cold] if cold else [])]
+    if seen.alone and (reused := _reused(seen)):
+        found.append(reused)
     return tuple(found) or (_healthy(seen, targets),)
 
 
@@ -57,6 +59,22 @@ def _ms(seconds: float) -> str:
 def _failed(seen: Measured) -> Finding:
     why = seen.first_error or "the server sent no token, and said nothing"
     return Finding("failed", (why,), (NextStep("look-at-log"),), 0.95)
+
+
+def _no_times(seen: Measured) -> Finding:
+    lines = ("The text of an answer is here, its times are not.",)
+    return Finding("unknown", lines, (NextStep("record"),), 0.95)
+
+
+def _reused(seen: Measured) -> Finding | None:
+    """A recording whose prompt the server had already read for the most part."""
+    if not seen.n_cached or seen.n_cached < 0.5 * seen.n_prompt:
+        return None
+    lines = (
+        f"{seen.n_cached:,} of {seen.n_prompt:,.0f} prompt tokens were in the server's cache, so its first token came "
+        "sooner than a fresh prompt's would.",
+    )
+    return Finding("cached", lines, (NextStep("measure-fresh"),), 0.9)
 
 
 def _client_bound(seen: Measured) -> Finding | None:
@@ -95,14 +113,23 @@ def _slow_start(seen: Measured, targets: Targets) -> list[tuple[float, Finding]]
         ratio = ttft / targets.ttft_s
         share = seen.prefill_s / ttft if ttft else 0.0
         if share < 0.5:
-            return [(ratio, _waits_alone(seen, ttft, share, ratio))]
-        prefill = _prefill_bound(seen, ttft, share, ratio)
+            return [(ratio, _unsure(seen, _waits_alone(seen, ttft, share, ratio)))]
+        prefill = _unsure(seen, _prefill_bound(seen, ttft, share, ratio))
         cached = _cached(seen, targets, ratio)
         return [(ratio * 1.01, cached), (ratio, prefill)] if cached else [(ratio, prefill)]
-    if load and load.ttft_s > targets.ttft_s and load.ttft_s > 2 * ttft:
+    if load and load.ttft_s > targets.ttft_s and load.ttft_s > 1.2 * ttft:
         ratio = load.ttft_s / targets.ttft_s
         return [(ratio, _waits_in_line(seen, load.n, load.ttft_s, ttft, ratio))]
     return []
+
+
+def _unsure(seen: Measured, found: Finding) -> Finding:
+    """One recording cannot tell a long prompt from a long queue: only the server can, or a probe."""
+    if not seen.alone or "prefill_s" in seen.server:
+        return found
+    lines = (*found.evidence, "That the prompt makes this wait, or does not, is a guess: one recording cannot show it.")
+    steps = (NextStep("record"), *found.next_steps)
+    return Finding(found.cause, lines, steps, min(0.4, found.confidence))
 
 
 def _prefill_bound(seen: Measured, ttft: float, share: float, ratio: float) -> Finding:

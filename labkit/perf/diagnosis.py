@@ -41,8 +41,8 @@ class Diagnosis(Finding):
         return self.cause.removesuffix("-bound")
 
     @property
-    def title(self) -> str:
-        return f"{super().title}, and {_BOUND_WORDS[self.bound]}"
+    def _why(self) -> str:
+        return f"{super()._why}, and {_BOUND_WORDS[self.bound]}"
 
 
 _BOUND_WORDS = {

@@ -32,7 +32,7 @@ CAUSES = {
         Cause("buffered", "slow to start", "something on the way holds tokens back"),
         Cause("failed", "no answer", "no stream came that could be timed"),
         Cause("unknown", "not known", "too little was measured to say"),
-        Cause("healthy", "neither", "both waits are within their targets"),
+        Cause("healthy", "nothing is slow", "both waits are within their targets"),
     )
 }
 
@@ -96,14 +96,19 @@ class Finding:
     @property
     def title(self) -> str:
         """The finding in one line."""
-        return f"{self.cause}: {CAUSES[self.cause].title}"
+        return f"{self._why} ({self.cause})"
+
+    @property
+    def _why(self) -> str:
+        return CAUSES[self.cause].title
 
     @property
     def remedies(self) -> tuple[str, ...]:
         return tuple(step.text for step in self.next_steps)
 
     def __str__(self) -> str:
-        lines = [f"{self.symptom.capitalize()}: {self.title}.", *(f"  - {line}" for line in self.evidence)]
+        sure = "" if self.confidence >= 1 else f" [{self.confidence:.0%} sure]"
+        lines = [f"{self.symptom.capitalize()}: {self.title}.{sure}", *(f"  - {line}" for line in self.evidence)]
         return "\n".join([*lines, "What would move it:", *(f"  - {line}" for line in self.remedies)])
 
     def to_dict(self) -> dict[str, Any]:
