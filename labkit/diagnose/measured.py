@@ -96,7 +96,7 @@ class Measured:
     first_error: str | None = None
     n_streams: int = 0
     alone: bool = False
-    """From recordings that nobody planned: what grows with the prompt is the server's word, or a guess."""
+    """One prompt length only: what grows with the prompt is the server's word, or a guess."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -130,6 +130,9 @@ def measure(run: Run, workload: Workload) -> Measured:
     alone = [*lengths, *stream, *one, *repeats]
     fresh, again = [s for s in repeats if s.recording.meta["nth"] == 0], [s for s in repeats if s.recording.meta["nth"]]
     prefill = fit([(n_fresh(s), s.ttft_s or 0.0) for s in lengths])
+    guessed = prefill is not None and prefill.reach == 0
+    if prefill is not None and guessed:
+        prefill = _split(prefill.intercept, n_fresh(lengths[0]), own_times(lengths))
     decode = fit(
         [(n_prompt(s) + len(s.tokens) / 2, s.tpot_s) for s in [*lengths, *stream] if len(s.tokens) > 3 and s.tpot_s]
     )
@@ -157,6 +160,7 @@ def measure(run: Run, workload: Workload) -> Measured:
         n_errors=len(failed),
         first_error=failed[0].error if failed else None,
         n_streams=len(run.streams),
+        alone=guessed,
     )
 
 
@@ -174,19 +178,14 @@ def measure_alone(streams: Sequence[Stream]) -> Measured:
     tpot = median(pace) if pace else None
     if not timed and "prefill_s" in told:
         ttft, tpot = told["prefill_s"] + told.get("queue_s", 0.0), told.get("decode_s")
-    prefill_s = told.get("prefill_s", ttft if n >= LONG_PROMPT else 0.0)
     whole = [s for s in timed if not s.recording.meta.get("coarse")]
     held, n_bursts, n_events = _held(whole)
     shares = [s.client_share for s in whole if s.client_share is not None]
     failed = [s for s in streams if s.error]
-    prefill = None
-    if ttft is not None:
-        part = min(prefill_s or 0.0, ttft)
-        prefill = Line(ttft - part, part / max(n, 1.0), reach=1.0)
     return Measured(
         Workload(concurrency=1),
         n_prompt=max(n, 1.0),
-        prefill=prefill,
+        prefill=None if ttft is None else _split(ttft, n, told),
         decode=None if tpot is None else Line(tpot, 0.0),
         n_cached=max((s.cached_tokens for s in seen if s.cached_tokens is not None), default=None),
         held_share=held,
@@ -199,6 +198,12 @@ def measure_alone(streams: Sequence[Stream]) -> Measured:
         n_streams=len(streams),
         alone=True,
     )
+
+
+def _split(ttft_s: float, n: float, told: dict[str, float]) -> Line:
+    """A line through one point: by the server's own prefill, else a long prompt is taken for all of it."""
+    part = min(told.get("prefill_s", ttft_s if n >= LONG_PROMPT else 0.0), ttft_s)
+    return Line(ttft_s - part, part / max(n, 1.0), reach=1.0)
 
 
 def n_prompt(stream: Stream) -> float:

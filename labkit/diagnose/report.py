@@ -71,7 +71,14 @@ class Report:
         for load in seen.loads:
             rows.append((f"TTFT, {load.n} at once", _ms(load.ttft_s), "ms"))
             rows.append((f"TPOT, {load.n} at once", _ms(load.tpot_s), "ms"))
-        names = {"queue_s": "queue", "prefill_s": "prefill", "decode_s": "a token", "ttft_s": "TTFT", "itl_s": "ITL"}
+        names = {
+            "queue_s": "queue",
+            "prefill_s": "prefill",
+            "decode_s": "a token",
+            "ttft_s": "TTFT",
+            "itl_s": "ITL",
+            "prompt_token_s": "time for a prompt token",
+        }
         for what, told in (("its timings", seen.server), ("its metrics", self.server_means)):
             rows += [(f"the server's own {names[k]} ({what})", _ms(v), "ms") for k, v in told.items() if k in names]
         return [{"what": what, "figure": value, "unit": unit} for what, value, unit in rows if value is not None]

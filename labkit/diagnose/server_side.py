@@ -34,8 +34,8 @@ NAMES = {
 }
 """Histogram -> what it holds; each has a _sum and a _count."""
 TOTALS = {
-    "llamacpp:prompt_seconds_total": ("prefill_s", "sum"),
-    "llamacpp:prompt_tokens_total": ("prefill_s", "count"),
+    "llamacpp:prompt_seconds_total": ("prompt_token_s", "sum"),
+    "llamacpp:prompt_tokens_total": ("prompt_token_s", "count"),
     "llamacpp:tokens_predicted_seconds_total": ("itl_s", "sum"),
     "llamacpp:tokens_predicted_total": ("itl_s", "count"),
 }

@@ -127,7 +127,10 @@ def _unsure(seen: Measured, found: Finding) -> Finding:
     """One recording cannot tell a long prompt from a long queue: only the server can, or a probe."""
     if not seen.alone or "prefill_s" in seen.server:
         return found
-    lines = (*found.evidence, "That the prompt makes this wait, or does not, is a guess: one recording cannot show it.")
+    lines = (
+        *found.evidence,
+        "That the prompt makes this wait, or does not, is a guess: prompts of one length cannot show it.",
+    )
     steps = (NextStep("record"), *found.next_steps)
     return Finding(found.cause, lines, steps, min(0.4, found.confidence))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 
 import pytest
 
@@ -90,9 +89,9 @@ def test_a_dropped_connection_keeps_what_came():
 
 
 def test_silence_has_an_end():
-    recording, _ = record([OK, TOKENS[0], 5.0], limits=Limits(idle_s=0.2))
+    recording, _ = record([OK, TOKENS[0], 60.0], limits=Limits(idle_s=1.5))
     assert (recording.ended, read_stream(recording).text) == ("timeout", "a")
-    recording, _ = record([5.0], limits=Limits(idle_s=0.2))
+    recording, _ = record([60.0], limits=Limits(idle_s=0.3))
     assert "said nothing" in (recording.error or "")
 
 
@@ -125,14 +124,15 @@ def test_no_address(address):
 
 def test_stop_is_heard_while_waiting():
     with (
-        scripted([OK, TOKENS[0], 30.0]) as (url, _),
+        scripted([OK, TOKENS[0], 3600.0]) as (url, _),
         Client(Endpoint(url + "/v1/chat/completions", "openai-chat")) as client,
     ):
         live = client.stream(Ask("x"))
-        threading.Timer(0.2, live.stop).start()
-        begin = time.monotonic()
-        assert [delta.text for delta in live] == ["a"]
-        assert time.monotonic() - begin < 10
+        seen = []
+        for delta in live:  # ends: nothing else does before the test's own limit
+            seen.append(delta.text)
+            threading.Timer(0.2, live.stop).start()
+        assert seen == ["a"]
         assert (live.recording.ended, live.recording.error) == ("stopped", None)
 
 

