@@ -9,6 +9,7 @@ from typing import Any
 from labkit.diagnose import charts, conventions
 from labkit.diagnose.measured import n_fresh, n_prompt
 from labkit.diagnose.report import Report
+from labkit.diagnose.stream import Stream
 from labkit.perf.verdict import Finding
 
 STYLE = """
@@ -44,14 +45,13 @@ def page(report: Report) -> str:
         f'<div class="eyebrow">labkit diagnose · {label}</div><h1>{escape(_title(report.verdict))}</h1>'
         f'<div class="soft">{escape(report.where)}{" · " + escape(report.who) if report.who else ""}</div>',
         "".join(map(_card, report.findings)),
-        f"<h2>What was seen</h2><div class='grid'>{''.join(_figures(report))}</div>",
+        f"<h2>What was seen</h2><div class='grid'>{''.join(pictures(report))}</div>",
         _table(report.figures(), "The figures that the verdict stands on"),
         _table(report.percentiles(), "By probe"),
     ]
     fall = report.waterfall()
     if fall is not None:
-        rows = [(bar.who, bar.what, bar.start_s * 1e3, bar.end_s * 1e3) for bar in fall.bars]
-        sections.append(f"<h2>One request, by both clocks</h2><p>{escape(fall.sentence)}</p>{charts.bars(rows)}")
+        sections.append(f"<h2>One request, by both clocks</h2><p>{escape(fall.sentence)}</p>{waterfall_chart(report)}")
         sections.append(_table(fall.rows(), "The same as a table"))
     table = report.conventions()
     if table and report.longest is not None:
@@ -81,16 +81,17 @@ def _card(finding: Finding) -> str:
     )
 
 
-def _figures(report: Report) -> list[str]:
+def pictures(report: Report) -> list[str]:
+    """What was seen, one SVG figure each, without the verdict. Colours are the page's (classes s0, s1, fit, ...)."""
     found, seen = [], report.measured
     lengths = [s for s in report.streams if s.tokens and s.recording.meta.get("probe") == "length"]
     if lengths and seen.prefill:
         dots = [(n_fresh(s), (s.ttft_s or 0.0) * 1e3) for s in lengths]
         reach = max(x for x, _ in dots)
         line = [(0.0, max(0.0, seen.prefill.at(0)) * 1e3), (reach, max(0.0, seen.prefill.at(reach)) * 1e3)]
-        found.append(
-            _figure("Slow to start?", charts.xy([("", dots)], x="fresh prompt tokens", y="TTFT, ms", lines=[line]))
-        )
+        again = [(n_prompt(s), (s.ttft_s or 0.0) * 1e3) for s in report.streams if s.tokens and _came_again(s)]
+        series = [("a fresh prompt", dots), ("one that came again", again)] if again else [("", dots)]
+        found.append(_figure("Slow to start?", charts.xy(series, x="prompt tokens", y="TTFT, ms", lines=[line])))
         paced = [(n_prompt(s) + len(s.tokens) / 2, s.tpot_s * 1e3) for s in lengths if s.tpot_s]
         found.append(_figure("Slow to stream?", charts.xy([("", paced)], x="context, tokens", y="ms a token")))
     if seen.loads:
@@ -106,6 +107,16 @@ def _figures(report: Report) -> list[str]:
         chart = charts.ticks([at_s * 1e3 for at_s, _ in longest.chunks], longest.recording.end_s * 1e3)
         found.append(_figure("When the events of the longest answer came", chart))
     return found
+
+
+def _came_again(stream: Stream) -> bool:
+    return stream.recording.meta.get("probe") == "repeat" and bool(stream.recording.meta.get("nth"))
+
+
+def waterfall_chart(report: Report) -> str:
+    """One request by both clocks; "" when none was timed."""
+    fall = report.waterfall()
+    return charts.bars([(b.who, b.what, b.start_s * 1e3, b.end_s * 1e3) for b in fall.bars]) if fall else ""
 
 
 def _figure(caption: str, chart: str) -> str:

@@ -7,7 +7,7 @@ wait is furthest above its target, and what makes it; then whether only the firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
 from labkit.diagnose.measured import Measured
@@ -41,7 +41,10 @@ def judge(seen: Measured, targets: Targets | None = None) -> tuple[Finding, ...]
     steady = [pair for pair in (*_slow_start(seen, targets), _slow_stream(seen, targets)) if pair]
     steady.sort(key=lambda pair: -pair[0])
     cold = _cold(seen, targets)
-    found = [*trust, *(finding for _, finding in steady), *([cold] if cold else [])]
+    further = [*(finding for _, finding in steady), *([cold] if cold else [])]
+    if trust:  # what cannot be trusted cannot be sure
+        further = [replace(finding, confidence=finding.confidence / 2) for finding in further]
+    found = [*trust, *further]
     if seen.alone and (reused := _reused(seen)):
         found.append(reused)
     return tuple(found) or (_healthy(seen, targets),)

@@ -19,12 +19,13 @@ from labkit.perf.forecast import Forecast, forecast
 from labkit.perf.probe import Engine, engine_of
 from labkit.perf.trace import Trace
 from labkit.run import Completion
-from labkit.ui import controls, html
+from labkit.ui import controls
 from labkit.ui.errors import ErrorBox, guarded
 from labkit.ui.forecast_table import comparison, ranking, side_by_side, verdict
 from labkit.ui.panels.switches import Settings
 from labkit.ui.runner import Job, Runner
 from labkit.ui.status import StatusLine
+from labkit.ui.verdict_note import finding_note
 
 GOALS = [("the whole run", "wall"), ("the first token", "ttft"), ("each later token", "itl"), ("memory", "memory")]
 
@@ -177,21 +178,8 @@ class AdviceCard:
         _, _, trace = self._subject()
         self.forecast = found
         self.table.value = comparison(found, trace)
-        self.diagnosis.value = _diagnosis(trace, self._model, found)
+        self.diagnosis.value = finding_note(trace.diagnose(model=self._model, machine=found.machine))
         self.status.set("done", verdict(found, trace))
         if self._before is not None:
             self.side_by_side.value = side_by_side(*self._before, found, trace)
             self._before = None
-
-
-def _diagnosis(trace: Trace, model: Any, found: Forecast) -> str:
-    """``trace.diagnose()`` as a note: the verdict, its evidence, what would move it."""
-    seen = trace.diagnose(model=model, machine=found.machine)
-    verdict_line = str(seen).splitlines()[0]
-    evidence, remedies = (
-        "".join(f"<li>{html.prose(line)}</li>" for line in lines) for lines in (seen.evidence, seen.remedies)
-    )
-    return (
-        f'<div class="lk-note"><b>{html.prose(verdict_line)}</b><ul class="lk-goals">{evidence}</ul>'
-        f'<div class="lk-muted">What would move it</div><ul class="lk-goals">{remedies}</ul></div>'
-    )
