@@ -21,6 +21,7 @@ import torch
 from labkit import backends, registry
 from labkit.backends import Step
 from labkit.model.model import Model
+from labkit.model.rope import length_for
 from labkit.sequence import Sequence
 
 PREFILL_CHUNK_TOKENS = {"cpu": 1024}
@@ -62,6 +63,8 @@ class Engine:
         """The backend's step, bound to the cache."""
         self.meta: dict[str, Any] = {"kv_caches": []}
         self._wanted_cache: Any = None
+        self._cache_kind: Any = None
+        self._ropes = [getattr(layer.attention, "rope", None) for layer in model.config.layers]
         self.use_cache(kv_cache)
 
     def step(
@@ -76,7 +79,7 @@ class Engine:
 
         Raises CacheFull when the tokens do not fit, and Cancelled when ``should_stop`` says so; the cache is then as it
         was before the step."""
-        self.prepare(max(sequence.n_new for sequence in sequences))
+        self.prepare(sequences)
         if len(sequences) == 1 and self._step_chooses(sequences[0], should_stop):
             return
         feeds = [self._feed(sequence, limits) for sequence in sequences]
@@ -160,19 +163,34 @@ class Engine:
         if self.cache is not None:
             self.cache.free(sequence.sequence_id)
 
-    def prepare(self, from_token: int = 0) -> None:
-        """Allocate what the first step would, or the first one after ``use_cache``."""
-        if self._wanted_cache is not None:
-            self._bind_cache(from_token)
+    def prepare(self, sequences: Listed[Sequence] = ()) -> None:
+        """Allocate what the first step would, or the first one after ``use_cache``, or after a text has outgrown what
+        its keys were turned for."""
+        if self._wanted_cache is not None or self._outgrown(sequences):
+            self._bind_cache(sequences)
 
     def use_cache(self, choice: Any) -> None:
         """Ask for another cache from the next step on. May be called from another thread."""
         self._wanted_cache = registry.find("kv_cache", choice)
 
-    def _bind_cache(self, from_token: int) -> None:
-        """Allocate the wanted cache and bind the backend to it. It is empty: the next step feeds it everything."""
-        model = self.model
-        (component, config), self._wanted_cache = self._wanted_cache, None
+    def _outgrown(self, sequences: Listed[Sequence]) -> bool:
+        """Whether the one text is longer than what the stored keys were turned for: they are then computed again."""
+        return bool(self.cache.turned_for) and self._length(sequences) != self.cache.turned_for
+
+    def _length(self, sequences: Listed[Sequence]) -> int:
+        """What a rotation that goes by the text's length goes by; 0 where it is the cache's room, as for several texts
+        in one cache."""
+        if self.n_sequences > 1 or not sequences:
+            return 0
+        return length_for(self._ropes, len(sequences[0].ids), self.cache.turned_for if self.cache else 0)
+
+    def _bind_cache(self, sequences: Listed[Sequence]) -> None:
+        """Allocate the wanted cache, or another of the kind in use, and bind the backend to it. It is empty: the next
+        step feeds it everything."""
+        model, from_token = self.model, max((sequence.n_new for sequence in sequences), default=0)
+        length, self._cache_kind = self._length(sequences), self._wanted_cache or self._cache_kind
+        self._wanted_cache = None
+        component, config = self._cache_kind
         with self.timer("kv_cache"):
             self.cache = None  # the former one's memory comes first
             self.cache = component.build(
@@ -183,6 +201,7 @@ class Engine:
                 device=model.device,
                 dtype=model.dtype,
             )
+            self.cache.turned_for = length
         with self.timer("schedule"):
             name, self.compute = backends.bind(self.backend, transformer=model.transformer, cache=self.cache)
         bound = {"kv_cache": component.name, "kv_cache_bytes": self.cache.nbytes, "backend": name}

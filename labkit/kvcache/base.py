@@ -61,6 +61,8 @@ class KVCache(ABC):
             )
         self.layers = tuple(layers)
         self.capacity_tokens = capacity_tokens
+        self.turned_for = 0
+        """The length of text that a rotation goes by which depends on one (``model.rope.length_for``); 0: the room."""
         self.n_sequences = n_sequences
         self.device = torch.device(device)
         self.dtype = dtype

@@ -15,7 +15,7 @@ never seen. Each *scaling* below is one answer: a function from the trained freq
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -36,8 +36,9 @@ def trained_frequencies(rope: Rope, d_head: int) -> Tensor:
 def inverse_frequencies(rope: Rope, d_head: int, length_tokens: int = 0) -> Tensor:
     """Radians a position of each pair, (R/2,) float32, scaling applied.
 
-    ``length_tokens`` is the longest that the sequence may grow. Only dynamic NTK and LongRoPE look at it: what they
-    do depends on it, and a key stored early must still fit a query that comes late, so it is fixed for a sequence.
+    ``length_tokens`` is the length of text to turn for. Only dynamic NTK and LongRoPE look at it: what they do depends
+    on it, and a key stored early must still fit a query that comes late, so all that a cache holds has one
+    (``length_for``).
     """
     trained = trained_frequencies(rope, d_head)
     if rope.scaling is None:
@@ -74,6 +75,27 @@ def attention_factor(rope: Rope) -> float:
 def depends_on_length(rope: Rope | None) -> bool:
     """Whether the frequencies change with the length that a sequence may reach."""
     return rope is not None and rope.scaling is not None and rope.scaling.kind in ("dynamic", "longrope")
+
+
+def length_for(ropes: Iterable[Rope | None], n_tokens: int, turned_for: int = 0) -> int:
+    """The length that a text of ``n_tokens`` is turned for; 0 when no rotation goes by it.
+
+    It follows the text and never the room that the text has, as in transformers: LongRoPE changes its divisors once,
+    when the text outgrows the trained context. Dynamic NTK goes by the length that the text began with, and doubles
+    that when the text outgrows it (transformers stretches it token by token, and leaves stored keys as they were).
+    ``turned_for``: what the stored keys were turned for; another answer than that means to compute them again.
+    """
+    length = 0
+    for scaling in {rope.scaling for rope in ropes if depends_on_length(rope) and rope is not None}:
+        assert scaling is not None
+        context = scaling.original_context
+        if n_tokens <= context:
+            length = max(length, context)
+        elif scaling.kind == "longrope":
+            length = max(length, context + 1)
+        else:
+            length = max(length, n_tokens if turned_for < context else turned_for * (1 + (n_tokens > turned_for)))
+    return length
 
 
 def _linear(trained: Tensor, rope: Rope, scaling: RopeScaling, length_tokens: int) -> Tensor:

@@ -45,8 +45,8 @@ class Step:
     def angles(self, rope: Rope, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin for this step's positions, made once however many layers share the same rotation.
 
-        A scaling that depends on the sequence's length goes by what the cache may hold of one (``capacity_tokens``):
-        known from the first token, so that early keys and late queries are turned alike.
+        A scaling that depends on the text's length goes by what the cache says (``turned_for``), else by what it may
+        hold: known from the first token, so that early keys and late queries are turned alike.
         """
         key = (rope, d_head, dtype)
         if key not in self._angles:
@@ -61,7 +61,7 @@ class Step:
 
     def rope_length(self, rope: Rope) -> int:
         """The length of sequence that the rotation is scaled for; 0 when it does not depend on any."""
-        return self.cache.capacity_tokens if rotary.depends_on_length(rope) else 0
+        return (self.cache.turned_for or self.cache.capacity_tokens) if rotary.depends_on_length(rope) else 0
 
     def _frequencies_of(self, rope: Rope, d_head: int) -> Tensor:
         length = self.rope_length(rope)

@@ -9,12 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labkit.checkpoint.random_weights import byte_vocabulary
 from labkit.checkpoint.rope_settings import rope_from
 from labkit.checkpoint.settings import Settings
+from labkit.engine import Engine
 from labkit.kernels import ops
 from labkit.kvcache.contiguous import ContiguousCache
+from labkit.model import Model
 from labkit.model import rope as rotary
 from labkit.model.config import Rope, RopeScaling
+from labkit.perf.timer import Timer
+from labkit.sequence import Sequence
+from labkit.tokenizer import Tokenizer
 from tests.model.families import LLAMA3, LONGROPE, YARN, close, pair, token_ids
 
 CONTEXT = 64
@@ -115,6 +121,34 @@ def test_frequencies_that_go_by_length_are_fixed_for_a_sequence(kind):
         close(got, theirs(ids[None], use_cache=False).logits[0])
         short = ContiguousCache(ours.cache_entries, capacity_tokens=12)
         close(ours(ids[:12], short), theirs(ids[None, :12], use_cache=False).logits[0])
+
+
+@pytest.mark.parametrize("name", ["phi3-longrope", "llama-dynamic"])
+def test_an_answer_does_not_depend_on_its_room(name):
+    """Text that outgrows the trained context (16 and 64 tokens) while it is written: transformers, reading the whole
+    text anew for each token, chooses LongRoPE's divisors by its length. labkit does, whatever may follow."""
+    theirs, ours = pair(name)
+    n_prompt, n_new = (10, 14) if name == "phi3-longrope" else (58, 14)
+    ids = token_ids(n_prompt).tolist()
+    model = Model(ours, Tokenizer.from_gguf(byte_vocabulary(256)), name="tiny")
+    answers, timer = [], Timer()
+    for n_room in (n_new, 3 * n_new):
+        timer = Timer()
+        timer.begin()
+        sequence = Sequence(model, ids, timer=timer, max_new_tokens=n_room, ignore_eos=True)
+        engine = Engine(model, timer=timer, capacity_tokens=n_prompt + n_room, backend="reference")
+        with torch.inference_mode():
+            while sequence.n_new < n_new:
+                timer.begin_step("decode")
+                engine.step([sequence])
+        answers.append(sequence.ids[:])
+    assert answers[0] == answers[1]
+    if name == "phi3-longrope":
+        want = theirs.generate(torch.tensor([ids]), max_new_tokens=n_new, do_sample=False, use_cache=False,
+                               eos_token_id=None)  # fmt: skip
+        assert answers[0] == want[0].tolist()
+    n_read = sum(step.n_tokens for step in timer.steps)
+    assert n_read > n_prompt + n_new  # the text was read again where it had outgrown what its keys were turned for
 
 
 def test_only_those_scalings_depend_on_length():
