@@ -175,7 +175,7 @@ class Engine:
 
     def _outgrown(self, sequences: Listed[Sequence]) -> bool:
         """Whether the one text is longer than what the stored keys were turned for: they are then computed again."""
-        return bool(self.cache.turned_for) and self._length(sequences) != self.cache.turned_for
+        return bool(sequences and self.cache.turned_for) and self._length(sequences) != self.cache.turned_for
 
     def _length(self, sequences: Listed[Sequence]) -> int:
         """What a rotation that goes by the text's length goes by; 0 where it is the cache's room, as for several texts

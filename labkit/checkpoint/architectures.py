@@ -85,6 +85,7 @@ def smollm3(family: str, settings: Settings) -> ModelConfig:
     rotated = settings.per_layer("no_rope_layers", n_layers)  # 1 where rotary is applied, despite its name
     rotated = rotated or [int((i + 1) % interval != 0) for i in range(n_layers)]
     window = settings.optional_count("sliding_window") if settings.flag("use_sliding_window") else None
+    settings.decided("sliding_window", "max_window_layers", "no_rope_layer_interval")
     kinds = settings.per_layer("layer_types", n_layers)
     kinds = kinds or ["sliding_attention" if window and not on else "full_attention" for on in rotated]
     rope, ffn = rope_from(settings, _d_head(settings), theta=2_000_000.0), _swiglu(settings)
@@ -134,6 +135,7 @@ def qwen(family: str, settings: Settings) -> ModelConfig:
 def _qwen_windows(family: str, settings: Settings, n_layers: int) -> list[int | None]:
     """Each layer's window: off unless ``use_sliding_window``; which layers have one differs by family."""
     window = settings.optional_count("sliding_window") if settings.flag("use_sliding_window") else None
+    settings.decided("sliding_window", "max_window_layers")
     if window is None or family == "qwen3_moe":
         return [window] * n_layers
     kinds = settings.per_layer("layer_types", n_layers)
@@ -175,7 +177,8 @@ def gemma(family: str, settings: Settings) -> ModelConfig:
     if settings.get("use_bidirectional_attention"):
         raise ValueError(f"{family} with bidirectional attention is an embedding model: labkit runs causal models.")
     n_layers, is_v3 = _n_layers(settings), family != "gemma2"
-    pattern = settings.count("sliding_window_pattern", 6 if is_v3 else 2)
+    pattern = settings.count("sliding_window_pattern", settings.get("_sliding_window_pattern", 6 if is_v3 else 2))
+    settings.decided("sliding_window", "rope_local_base_freq", "rope_theta", "rope_scaling", "rope_parameters")
     kinds = settings.per_layer("layer_types", n_layers)
     kinds = kinds or ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(n_layers)]
     d_head, bias = _d_head(settings), settings.flag("attention_bias")

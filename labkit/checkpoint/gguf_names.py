@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.checkpoint.gguf_keys import check_all_read, rope_scaling
 from labkit.checkpoint.names import split_qkv, split_rows
 from labkit.model.config import DenseFFN, ModelConfig, MoEFFN
 
@@ -29,7 +30,7 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "olmo2": "olmo2",
 }
-PERMUTED = ("llama", "mixtral", "smollm3")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3")
 """Families whose q and k rows llama.cpp stores in pairs (interleaved) order."""
 
 _KEYS = {
@@ -82,11 +83,14 @@ def settings_from_gguf(
             if len(set(map(repr, value))) != 1:
                 raise ValueError(f"GGUF {key} differs between layers ({value[:8]}...), which is not supported.")
             values[key] = value[0]
-    values["model_type"] = "mixtral" if name == "llama" and values.get("num_experts") else ARCHITECTURES[name]
+    values["model_type"] = ARCHITECTURES[name]
+    if name == "llama" and (values.get("num_experts") or values.get("sliding_window")):
+        values["model_type"] = "mixtral" if values.get("num_experts") else "mistral"
     values["tie_word_embeddings"] = "output.weight" not in shapes
     embedding = shapes.get("token_embd.weight", ())
     if len(embedding) == 2:
         values["vocab_size"] = embedding[0]
+    check_all_read(name, metadata, values)
     if name == "gpt2":
         return values
     values.setdefault("hidden_act", "silu")
@@ -104,7 +108,7 @@ def settings_from_gguf(
         d_head = values.get("hidden_size", 0) // values["num_attention_heads"]
     if isinstance(rotary, int) and d_head and rotary < d_head:
         values["partial_rotary_factor"] = rotary / d_head
-    values["rope_scaling"] = _rope_scaling(name, metadata, shapes, read)
+    values["rope_scaling"] = rope_scaling(name, metadata, shapes, read)
     return values
 
 
@@ -116,34 +120,15 @@ def _gemma(name: str, metadata: Mapping[str, Any], values: Mapping[str, Any]) ->
         extra["query_pre_attn_scalar"] = values.get("hidden_size", 0) // n_heads
     elif "head_dim" in values:
         extra["query_pre_attn_scalar"] = values["head_dim"]
+    pattern = metadata.get(f"{name}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        extra["layer_types"] = ["sliding_attention" if local else "full_attention" for local in pattern]
+    elif pattern is not None:
+        extra["sliding_window_pattern"] = pattern
     if name == "gemma3":
         extra["rope_theta"] = values.get("rope_theta", 1_000_000.0)
         extra["rope_local_base_freq"] = metadata.get("gemma3.rope.freq_base_swa", 10_000.0)
     return extra
-
-
-def _rope_scaling(
-    name: str, metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], read: Read
-) -> dict[str, Any] | None:
-    at = f"{name}.rope.scaling."
-    context = metadata.get(f"{name}.context_length")
-    original = metadata.get(f"{at}original_context_length", context)
-    factors = {
-        "short_factor": next((n for n in ("rope_factors_short.weight", "rope_freqs.weight") if n in shapes), None),
-        "long_factor": next((n for n in ("rope_factors_long.weight", "rope_freqs.weight") if n in shapes), None),
-    }
-    if factors["short_factor"] and factors["long_factor"]:
-        # Llama 3's scaling and Phi-3's LongRoPE both arrive as one divisor for each rotary pair
-        lists = {key: read(tensor).flatten().tolist() for key, tensor in factors.items() if tensor}
-        spec = {"rope_type": "longrope", "original_max_position_embeddings": original, **lists}
-        attention_factor = metadata.get(f"{at}attn_factor", 1.0 if "rope_freqs.weight" in shapes else None)
-        return spec if attention_factor is None else {**spec, "attention_factor": attention_factor}
-    kind = metadata.get(f"{at}type", "none")
-    if kind == "none":
-        return None
-    spec = {"rope_type": kind, "factor": metadata.get(f"{at}factor"), "original_max_position_embeddings": original}
-    named = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-    return {**spec, **{ours: metadata[at + key] for ours, key in named.items() if at + key in metadata}}
 
 
 _TOP = {

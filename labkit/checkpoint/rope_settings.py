@@ -6,17 +6,29 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.checkpoint.settings import Settings, as_number
+from labkit.checkpoint.settings import Settings, as_number, refuse_unknown
 from labkit.model.config import Rope, RopeScaling
 
+_SPEC = frozenset(
+    (
+        "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+        "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale",
+        "mscale_all_dim", "truncate", "short_factor", "long_factor",
+        "short_mscale", "long_mscale",  # Phi-3's own spelling, which transformers leaves to attention_factor
+        "finetuned",
+    )
+)  # fmt: skip
+_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
 KINDS = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rope_from(settings: Settings, d_head: int, *, layer_type: str | None = None, theta: float = 10_000.0) -> Rope:
     """The ``Rope`` of one layer type (Gemma 3 has two); ``theta`` is the family's default base."""
     spec = settings.table("rope_parameters") or settings.table("rope_scaling")
+    settings.decided("rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     if layer_type is not None and isinstance(spec.get(layer_type), dict):
         spec = spec[layer_type]
+    refuse_unknown(set(spec) - _SPEC - _LAYER_TYPES, spec, "config: a rotary scaling")
     base = spec.get("rope_theta")
     base = as_number("rope_theta", base) if base is not None else settings.number("rope_theta", theta)
     share = spec.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))

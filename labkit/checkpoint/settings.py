@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MAX_COUNT = 2**31 - 1
 """No count in a real config comes near; a corrupted one does."""
+
+
+SOUNDS_LIKE_ARITHMETIC = re.compile(
+    r"rope|rotary|scal|softcap|logit_cap|norm|window|bias|multiplier|alibi|clip|sink|factor|sliding|residual"
+)
+"""Keys of a config that are refused when nothing here knows them: leaving one out would change every number."""
+HARMLESS = frozenset(
+    (
+        "initializer_factor",  # training's first weights
+        "layer_norm_eps",  # beside rms_norm_eps, in configs of Llama's family
+        "scale_attention_softmax_in_fp32", "attention_softmax_in_fp32",  # labkit's softmax is always in float32
+        "original_max_position_embeddings",
+        "max_window_layers",
+    )
+)  # fmt: skip
 
 
 class Settings:
@@ -15,16 +31,27 @@ class Settings:
 
     An absent key falls back to the family's own default, as in transformers; a null is a null (Mistral's
     ``sliding_window: null`` means no window, not the default one). A value that is needed and missing, of the
-    wrong type or out of range raises ValueError.
+    wrong type or out of range raises ValueError. It remembers which keys were asked for (``check_all_read``).
     """
 
     def __init__(self, values: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> None:
+        self._stated = values
         self._values = {**(defaults or {}), **values}
+        self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it is; ``default`` when absent or null."""
+        self._read.add(key)
         value = self._values.get(key)
         return default if value is None else value
+
+    def decided(self, *keys: str) -> None:
+        """These keys say nothing more: another one has decided (a window that is switched off)."""
+        self._read.update(keys)
+
+    def check_all_read(self, family: str) -> None:
+        """Raise ValueError for a key that nobody asked for, is set, and sounds as if it changed the arithmetic."""
+        refuse_unknown(set(self._stated) - self._read, self._stated, f"config: {family}")
 
     def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT) -> int:
         """A whole number between ``low`` and ``high``, both included."""
@@ -82,6 +109,25 @@ class Settings:
         if value is None:
             raise ValueError(f"config: {key} is missing, and this family has no default for it.")
         return value
+
+
+def refuse_unknown(keys: Iterable[str], values: Mapping[str, Any], whose: str) -> None:
+    """Raise ValueError when one of the unread ``keys`` is set and sounds as if it changed the arithmetic."""
+    sounds = [key for key in sorted(map(str, keys)) if SOUNDS_LIKE_ARITHMETIC.search(key) and key not in HARMLESS]
+    if unknown := [key for key in sounds if not is_neutral(key, values.get(key))]:
+        shown = ", ".join(f"{key} = {values[key]!r:.60}" for key in unknown[:6])
+        raise ValueError(
+            f"{whose} with {shown} is not a model that labkit knows. The name sounds as if it changed the arithmetic, "
+            "and leaving it out would give wrong numbers without a word, so the file is refused."
+        )
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Whether a setting changes nothing: off, absent, or a factor of 1."""
+    if value is None or value is False or value in ("", "none", [], {}):
+        return True
+    a_factor = re.search("scal|multiplier|factor", key) is not None
+    return a_factor and isinstance(value, (int, float)) and value == 1
 
 
 def as_number(key: str, value: Any) -> float:

@@ -40,7 +40,10 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
             f"architecture {name!r} is not supported. labkit runs {', '.join(supported())}: "
             "choose a model of one of these families (the model card names its architecture)."
         )
-    return family.build(family.name, Settings(values, defaults=family.defaults))
+    settings = Settings(values, defaults=family.defaults)
+    config = family.build(family.name, settings)
+    settings.check_all_read(family.name)
+    return config
 
 
 def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], read: Read) -> ModelConfig:
