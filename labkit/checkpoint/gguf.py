@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,12 @@ from labkit.quant.blocks import FORMATS, block_layout, dequantize
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_ITEMS = 2**22
-"""Most entries in one metadata array; the largest vocabularies have a quarter of a million."""
+MAX_ITEMS = 2**21
+"""Most entries in all metadata arrays; the largest vocabularies have a quarter of a million, merges twice that."""
+MAX_KEYS, MAX_TENSORS = 2**16, 2**17
+"""Far above any published file: each takes some hundred bytes of memory for a dozen in the file."""
+PLAIN_ITEMS = 4096
+"""A longer array of numbers stays packed (``array``), in the bytes that the file has for it."""
 MAX_DIMENSIONS = 4
 MAX_NESTING = 3
 
@@ -55,6 +61,8 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if not self.path.is_file():  # a pipe or a device would be waited for
+            raise ValueError(f"{self.path} is not a regular file: models are read from files only.")
         with open(self.path, "rb") as file:
             size = file.seek(0, 2)
             if size < 24:
@@ -118,7 +126,7 @@ class _Header:
     """Walks over the header with every step checked against the file's end."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
-        self.data, self.name, self.size, self.at = data, name, len(data), 0
+        self.data, self.name, self.size, self.at, self.n_items = data, name, len(data), 0, 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         magic = self.take(4, "the magic number")
@@ -132,6 +140,10 @@ class _Header:
         n_tensors, n_keys = self.scalar(10, "the tensor count"), self.scalar(10, "the metadata count")
         self.fits(n_keys, 13, "metadata keys")  # an 8-byte length, a 4-byte type, a byte of value
         self.fits(n_tensors, 24, "tensors")
+        if n_keys > MAX_KEYS or n_tensors > MAX_TENSORS:
+            raise self.error(
+                f"claims {n_keys} metadata keys and {n_tensors} tensors; at most {MAX_KEYS} and {MAX_TENSORS} are read"
+            )
         metadata: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self.string("a metadata key")
@@ -191,13 +203,16 @@ class _Header:
             raise self.error(f"gives metadata {key!r} a value of type {code}, which is not known")
         item, n_items = self.scalar(4, key), self.scalar(10, key)
         self.fits(n_items, 8 if item == _STRING else _WIDTHS.get(item, 12), f"entries of {key}")
-        if n_items > MAX_ITEMS:
-            raise self.error(f"gives metadata {key!r} {n_items} entries; at most {MAX_ITEMS} are accepted")
+        self.n_items += n_items
+        if self.n_items > MAX_ITEMS:
+            raise self.error(f"gives metadata up to {key!r} {self.n_items} entries; at most {MAX_ITEMS} are accepted")
         if item == _STRING:
             return self.strings(n_items, key)
         if item in _SCALARS:
             raw = self.take(n_items * _WIDTHS[item], key)
-            return list(struct.unpack(f"<{n_items}{_SCALARS[item]}", raw))
+            if n_items <= PLAIN_ITEMS or item == _BOOL or sys.byteorder == "big":
+                return list(struct.unpack(f"<{n_items}{_SCALARS[item]}", raw))
+            return array(_SCALARS[item], raw)
         return [self.value(item, key, depth + 1) for _ in range(n_items)]
 
     def strings(self, n_items: int, key: str) -> list[str]:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from labkit import backends, registry
+from labkit.checkpoint import heads
 from labkit.checkpoint.assemble import assemble
 from labkit.checkpoint.catalogue import DEFAULT, RANDOM, catalogue, models
 from labkit.checkpoint.fetch import fetch_default
-from labkit.checkpoint.gguf import GGUFFile
+from labkit.checkpoint.gguf import TensorInfo
+from labkit.checkpoint.gguf_parts import only_model, open_gguf
 from labkit.checkpoint.hub import fetch_from_hub, is_hub_id
 from labkit.checkpoint.names import Named
+from labkit.checkpoint.notes import note
 from labkit.checkpoint.placement import choose_device, choose_dtype
 from labkit.checkpoint.random_weights import byte_vocabulary, random_transformer
 from labkit.checkpoint.safetensors import PICKLED, read_json, read_tensors, tensor_shapes, weight_files
 from labkit.checkpoint.stored_rows import stored_format
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensors_from_gguf, tensors_from_hf
 from labkit.model import Model
-from labkit.model.config import ModelConfig
+from labkit.model.config import ModelConfig, dtype_name
 from labkit.model.transformer import Transformer
 from labkit.quant import Stored, WeightFormat
+from labkit.quant.blocks import FORMATS
 
 Loaded = tuple[Transformer, Any]
 DEFAULT_WEIGHTS = "plain"
@@ -39,6 +43,8 @@ class Target(NamedTuple):
     dtype: torch.dtype
     keep: bool
     """Whether matrices that the file packs stay packed."""
+    say: bool = False
+    """Whether to say what became of packed matrices: nobody has chosen."""
 
 
 def load(
@@ -69,7 +75,9 @@ def load(
         registry.find("backend", backend)
     backends.start(backend, place)
     component, config = chosen
-    (transformer, tokenizer), source = _resolve(str(name), Target(place, kind, keep=isinstance(config, Stored)))
+    (transformer, tokenizer), source = _resolve(
+        str(name), Target(place, kind, keep=isinstance(config, Stored), say=weights is None and name != DEFAULT)
+    )
     if isinstance(config, Stored):
         held = stored_format(transformer)  # the file decides
     elif isinstance(config, WeightFormat):
@@ -126,23 +134,38 @@ def _unknown(name: str) -> str:
 def _from_gguf(path: Path, target: Target) -> Loaded:
     from labkit.tokenizer import Tokenizer
 
-    with GGUFFile(path) as file:
+    with open_gguf(path) as file:
         shapes = {name: info.shape for name, info in file.tensors.items()}
         config = config_from_gguf(file.metadata, shapes, file.tensor)
         _check_tensor_count(config, len(shapes), path.name)
         tensors = tensors_from_gguf(config, file.items(target.dtype, keep=target.keep))
         n_stored = file.n_values(target.dtype, keep=target.keep)
+        if target.say and not target.keep:
+            _say_unpacked(path.name, file.tensors.values(), target.dtype)
         transformer = assemble(
             config, tensors, device=target.device, dtype=target.dtype, name=path.name, n_stored=n_stored
         )
         return transformer, Tokenizer.from_gguf(file.metadata)
 
 
+def _say_unpacked(name: str, tensors: Iterable[TensorInfo], dtype: torch.dtype) -> None:
+    """What packed matrices became, and how to have them otherwise."""
+    packed = [info for info in tensors if info.kind in FORMATS and len(info.shape) > 1]
+    if not packed:
+        return
+    kinds = ", ".join(sorted({info.kind for info in packed}))
+    n_bytes, n_values = sum(info.nbytes for info in packed), sum(math.prod(info.shape) for info in packed)
+    note(
+        f"{name} packs its matrices as {kinds} ({n_bytes / 1e6:,.0f} MB); they are unpacked into {dtype_name(dtype)} "
+        f"({n_values * dtype.itemsize / 1e6:,.0f} MB), the same values. weights='stored' keeps them as they are."
+    )
+
+
 def _from_folder(folder: Path, target: Target) -> Loaded:
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
-        if len(files) == 1:
-            return _from_gguf(files[0], target)
+        if (model := only_model(files)) is not None:
+            return _from_gguf(model, target)
         if files:
             raise ValueError(
                 f"{folder} holds {len(files)} GGUF files; name one: {', '.join(f.name for f in files[:8])}."
@@ -163,6 +186,7 @@ def _from_safetensors(folder: Path, files_of: Any, target: Target) -> Loaded:
     config = config_from_hf(settings)
     files = files_of(folder)
     shapes = tensor_shapes(files)
+    config = heads.settled(config, shapes, files)
     _check_tensor_count(config, len(shapes), folder.name)
     tensors: Iterator[Named] = tensors_from_hf(config, read_tensors(files))
     transformer = assemble(

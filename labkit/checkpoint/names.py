@@ -58,14 +58,21 @@ def tensors_from_hf(config: ModelConfig, tensors: Mapping[str, torch.Tensor] | I
     """Yield ``(labkit name, tensor)`` for a checkpoint's tensors, in the order they come.
 
     A name that means nothing to this family is passed on unchanged, so that the loader can report it. Fused
-    weights (Phi-3's qkv, GPT-2's c_attn) become views; experts stored one by one are stacked once all are seen.
+    weights (Phi-3's qkv, GPT-2's c_attn) become views; experts stored one by one are stacked once all are seen. A tied
+    model has one matrix, which some files store as ``lm_head.weight`` only.
     """
     pairs: Iterable[Named] = tensors.items() if isinstance(tensors, Mapping) else tensors  # type: ignore[assignment]
     experts = ExpertStack(config)
+    head: Named | None = None
+    has_embedding = False
     for name, tensor in pairs:
-        if _IGNORED.search(name) or (config.tied_embeddings and name.endswith("lm_head.weight")):
+        if _IGNORED.search(name):
             continue
         short = _unwrapped(name)
+        if config.tied_embeddings and short == "lm_head.weight":
+            head = name, tensor
+            continue
+        has_embedding |= _TOP.get(short) == "embedding.weight"
         match = _LAYER.fullmatch(short)
         if match is None:
             yield _TOP.get(short, name), tensor
@@ -76,6 +83,8 @@ def tensors_from_hf(config: ModelConfig, tensors: Mapping[str, torch.Tensor] | I
             continue
         yield from _layer_tensors(config, experts, layer_idx, module, kind, name, tensor)
     yield from experts.leftovers()
+    if head is not None and not has_embedding:  # the one matrix, saved under its other name
+        yield "embedding.weight", head[1]
 
 
 def _unwrapped(name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.checkpoint.names import Named
+from labkit.checkpoint.notes import note
 
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 * 2**20
@@ -30,34 +31,54 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, in order.
+    """The safetensors files of a model folder, in order: those that transformers takes, with a note where it chooses.
 
-    Raises ValueError when a shard is missing, or when the folder has pickled weights only.
+    ``model.safetensors`` comes before shards, and shards are those that the index names. Raises ValueError when a shard
+    is missing, or when the folder has pickled weights only.
     """
-    index = folder / INDEX
-    if index.is_file():
-        table = read_json(index).get("weight_map")
-        names = (
-            sorted(set(table.values())) if isinstance(table, dict) and all(map(_is_plain_name, table.values())) else []
+    found = sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith(("consolidated", "adapter_")))
+    for path in found:
+        if not path.is_file():
+            raise ValueError(f"{path} is not a regular file: weights are read from files only.")
+    single, index = folder / "model.safetensors", folder / INDEX
+    if single in found:
+        taken = [single]
+    elif index.is_file():
+        taken = _indexed(folder, index)
+    else:
+        taken = found
+    if beside := [path.name for path in found if path not in taken]:
+        note(
+            f"{folder} holds weights twice: {', '.join(path.name for path in taken[:3])} is read, as transformers "
+            f"does, and not {', '.join(beside[:6])}{', ...' if len(beside) > 6 else ''}."
         )
-        if not names:
-            raise ValueError(f"{index} has no usable weight_map (tensor name to file name).")
-        lacking = [name for name in names if not (folder / name).is_file()]
-        if lacking:
-            raise ValueError(f"{folder} lacks {len(lacking)} of {len(names)} shards: {', '.join(lacking[:6])}.")
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    if single.is_file():
-        return [single]
-    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
-    if files:
-        return files
+    elif single in found and index.is_file():
+        note(f"{folder}: {INDEX} is left over from shards that are not there; {single.name} is read.")
+    if taken:
+        return taken
     if any(path.suffix in PICKLED for path in folder.iterdir()):
         raise ValueError(
             f"{folder} has pickled weights only (.bin, .pt), which can run code when opened: labkit never opens them. "
             "Look for a safetensors version, or convert them in a sandbox."
         )
     raise FileNotFoundError(f"{folder} holds no .safetensors file.")
+
+
+def _indexed(folder: Path, index: Path) -> list[Path]:
+    """The shards that an index names."""
+    table = read_json(index).get("weight_map")
+    names = sorted(set(table.values())) if isinstance(table, dict) and all(map(_is_plain_name, table.values())) else []
+    if not names:
+        raise ValueError(f"{index} has no usable weight_map (tensor name to file name).")
+    lacking = [name for name in names if not (folder / name).is_file()]
+    if lacking:
+        others = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in names)
+        stale = f" The folder has {', '.join(others[:6])}, which it does not name: is it stale?" if others else ""
+        raise ValueError(
+            f"{folder} lacks {len(lacking)} of the {len(names)} shards that {INDEX} names: "
+            f"{', '.join(lacking[:6])}.{stale}"
+        )
+    return [folder / name for name in names]
 
 
 def _is_plain_name(value: Any) -> bool:
@@ -79,6 +100,20 @@ def read_tensors(files: list[Path]) -> Iterator[Named]:
                     yield name, tensor
         except (SafetensorError, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path.name} is truncated or corrupted ({error}). Fetch or copy it again.") from error
+
+
+def read_one(files: list[Path], name: str) -> Any:
+    """One tensor, copied, out of whichever file holds it."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in files:
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                if name in file.keys():  # noqa: SIM118 (not a dict)
+                    return file.get_tensor(name).clone()
+        except (SafetensorError, OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path.name} is truncated or corrupted ({error}). Fetch or copy it again.") from error
+    raise KeyError(name)
 
 
 def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
