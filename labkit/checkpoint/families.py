@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.checkpoint import architectures
+from labkit.checkpoint import architectures, deepseek
 from labkit.checkpoint.settings import Settings
 from labkit.model.config import ModelConfig
 
@@ -41,6 +41,37 @@ _GPT2 = {
     "n_positions": 1024,
     "layer_norm_epsilon": 1e-5,
     "activation_function": "gelu_new",
+}
+_DEEPSEEK_V2 = {
+    **_COMMON,
+    "max_position_embeddings": 2048,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_shared_experts": 2,
+    "n_routed_experts": 64,
+    "routed_scaling_factor": 1.0,
+}
+_DEEPSEEK_V3 = {
+    **_DEEPSEEK_V2,
+    "max_position_embeddings": 4096,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+_DEEPSEEK_V32 = {
+    **_DEEPSEEK_V3,
+    "max_position_embeddings": 163_840,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
 }
 
 FAMILIES: dict[str, Family] = {
@@ -95,6 +126,9 @@ FAMILIES: dict[str, Family] = {
                 "rms_norm_eps": 1e-5,
             },
         ),
+        Family("deepseek_v2", deepseek.deepseek, _DEEPSEEK_V2),
+        Family("deepseek_v3", deepseek.deepseek, _DEEPSEEK_V3),
+        Family("deepseek_v32", deepseek.deepseek, _DEEPSEEK_V32),
         Family("olmo2", architectures.olmo2, {**_COMMON, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}),
     )
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from labkit.model.config import DenseFFN, ModelConfig, MoEFFN
+from labkit.model.config import DenseFFN, LatentAttention, ModelConfig, MoEFFN
 
 Named = tuple[str, torch.Tensor]
 
@@ -30,6 +30,14 @@ _MODULES = {
     **{f"self_attn.{x}": f"attention.{x}" for x in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
     **{f"mlp.{x}": f"ffn.{x}" for x in ("gate_proj", "up_proj", "down_proj")},
     **{f"mlp.shared_expert.{x}": f"ffn.shared.{x}" for x in ("gate_proj", "up_proj", "down_proj")},
+    **{f"mlp.shared_experts.{x}": f"ffn.shared.{x}" for x in ("gate_proj", "up_proj", "down_proj")},
+    **{f"self_attn.{x}": f"attention.{x}" for x in ("q_a_proj", "q_b_proj")},
+    "self_attn.q_a_layernorm": "attention.q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attention.kv_a_proj",
+    "self_attn.kv_a_layernorm": "attention.kv_a_norm",
+    "self_attn.indexer.wq_b": "attention.indexer.q_proj",
+    "self_attn.indexer.wk": "attention.indexer.k_proj",
+    **{f"self_attn.indexer.{x}": f"attention.indexer.{x}" for x in ("k_norm", "weights_proj")},
     "mlp.shared_expert_gate": "ffn.shared_gate",
     "mlp.gate": "ffn.router",
     "block_sparse_moe.gate": "ffn.router",
@@ -79,7 +87,8 @@ def tensors_from_hf(config: ModelConfig, tensors: Mapping[str, torch.Tensor] | I
             continue
         layer_idx, module, kind = int(match[1]), match[2], match[3]
         if layer_idx >= config.n_layers:
-            yield name, tensor
+            if not config.family.startswith("deepseek"):  # theirs: a layer that drafts, beside the model
+                yield name, tensor
             continue
         yield from _layer_tensors(config, experts, layer_idx, module, kind, name, tensor)
     yield from experts.leftovers()
@@ -109,6 +118,10 @@ def _layer_tensors(
         yield from split_qkv(config, layer_idx, kind, name, tensor)
     elif module == "mlp.gate_up_proj" and isinstance(layer.ffn, DenseFFN):
         yield from split_rows(tensor, name, {f"{at}ffn.{x}_proj.{kind}": layer.ffn.d_ff for x in ("gate", "up")})
+    elif module == "self_attn.kv_b_proj" and isinstance(layer.attention, LatentAttention):
+        yield from _split_latent(layer.attention, f"{at}attention.", name, tensor)
+    elif module == "mlp.gate" and kind == "e_score_correction_bias":
+        yield f"{at}ffn.choice_bias", tensor
     elif expert and expert[2] in _EXPERT_PARTS and isinstance(layer.ffn, MoEFFN):
         yield from experts.add(layer_idx, int(expert[1]), _EXPERT_PARTS[expert[2]], name, tensor)
     elif module in ("mlp.experts", "block_sparse_moe.experts") and isinstance(layer.ffn, MoEFFN):
@@ -135,6 +148,18 @@ def split_qkv(config: ModelConfig, layer_idx: int, kind: str, name: str, tensor:
     at = f"layers.{layer_idx}.attention."
     parts = {f"{at}q_proj.{kind}": n_q, f"{at}k_proj.{kind}": n_kv, f"{at}v_proj.{kind}": n_kv}
     yield from split_rows(tensor, name, parts)
+
+
+def _split_latent(attention: LatentAttention, at: str, name: str, tensor: torch.Tensor) -> Iterator[Named]:
+    """What makes keys and values of a latent, (H (N + V), L), head by head: (H, N, L) and (H, V, L)."""
+    widths = [attention.d_nope, attention.d_value]
+    rows = attention.n_heads * sum(widths)
+    if tuple(tensor.shape) != (rows, attention.d_latent):
+        raise ValueError(
+            f"tensor {name} is {tuple(tensor.shape)}, but the config asks for {(rows, attention.d_latent)}."
+        )
+    k_up, v_up = tensor.unflatten(0, (attention.n_heads, -1)).split(widths, dim=1)
+    yield from ((f"{at}k_up", k_up), (f"{at}v_up", v_up))
 
 
 def split_rows(tensor: torch.Tensor, name: str, parts: dict[str, int]) -> Iterator[Named]:

@@ -1,9 +1,9 @@
 """The contract between attention and its memory.
 
-Attention decides *what* is stored and who attends; the cache decides *how* it is stored. A layer declares
-its entries (``LayerEntries``); a cache appends them and answers ``attend(q)``. Which sequence a token
-belongs to and what it may see is the cache's business, so prefill, decode, chunked prefill, ragged batches
-and the check of a draft are one and the same call with other token counts::
+Attention decides *what* is stored and who attends; the cache decides *how* it is stored. A layer declares its entries
+(``LayerEntries``); a cache appends them and answers ``attend(q)``. Which sequence a token belongs to and what it may
+see is the cache's business, so prefill, decode, chunked prefill, ragged batches and the check of a draft are one and
+the same call with other token counts::
 
     positions = cache.begin({0: 7, 3: 1})     # 7 new tokens of sequence 0, one of sequence 3
     for each layer:
@@ -11,8 +11,8 @@ and the check of a draft are one and the same call with other token counts::
         out = cache.attend(layer_idx, q, scale=d_head**-0.5)
     cache.commit()                            # only now do the new tokens count
 
-A step that is interrupted before ``commit`` leaves the cache as it was: the next ``begin`` starts over from there.
-
+A step that is interrupted before ``commit`` leaves the cache as it was. Layers that keep other entries than one key and
+one value a token use ``rows`` and ``attend_rows``.
 Shapes: T new tokens of the step, S stored tokens of one sequence, H query heads, G KV heads, D head width.
 """
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from labkit.kernels import ops
+from labkit.kernels.selected import Keys, attend
 from labkit.kvcache.parts import CacheFull, LayerEntries, Segment
 from labkit.kvcache.usage import Usage
 
@@ -34,14 +35,16 @@ from labkit.kvcache.usage import Usage
 class KVCache(ABC):
     """Keys and values of the tokens so far, for one or more sequences.
 
-    ``capacity_tokens`` is the longest a sequence may grow. Everything that is allocated is allocated here, so
-    ``nbytes`` is a constant of the kind and its sizes unless the kind says otherwise.
+    ``capacity_tokens`` is the longest a sequence may grow. All is allocated here, so ``nbytes`` is a
+    constant of the kind and its sizes unless the kind says otherwise.
     """
 
     kind: ClassVar[str]
     lossless: ClassVar[bool] = True
     keeps_history: ClassVar[bool] = True
     """False: the caller passes the whole sequence at each step."""
+    pairs_only: ClassVar[bool] = True
+    """Whether it stores nothing but one key and one value a token; False: any entries (``rows``)."""
     in_place_tokens: ClassVar[int] = 0
     """New tokens of a sequence that may all be stored before any of them is attended to: what a compiled step does,
     where ``rows_at`` (rows beside each other) or ``spec`` (blocks) tells it. 0: this kind is not read in place."""
@@ -116,7 +119,8 @@ class KVCache(ABC):
 
     @abstractmethod
     def append(self, layer_idx: int, **entries: Tensor) -> None:
-        """Store this step's entries of one layer, each (T, *shape)."""
+        """Store this step's rows of one layer, each (T, *shape); with a rate, those of the blocks that the step closes
+        (``Segment.closed``), sequence after sequence."""
 
     def attend(self, layer_idx: int, q: Tensor, *, scale: float, softcap: float | None = None) -> Tensor:
         """softmax(scale q K^T) V over what each row may see: q (T, H, D) -> (T, H, Dv)."""
@@ -144,6 +148,34 @@ class KVCache(ABC):
         """K and V of one sequence, this step's tokens included, (G, S, D) each, and the positions they hold
         (None: 0 ... S-1). A kind that stores another form may return copies; it then overrides ``attend``."""
 
+    def rows(self, layer_idx: int, name: str, segment: Segment) -> tuple[Tensor, int]:
+        """One entry's rows of a sequence, this step's included, (S, *shape), and the number of the first: more than 0
+        where a window has let older ones go. Kinds that store any entries answer it."""
+        raise NotImplementedError(f"the {self.kind} cache keeps pairs of a key and a value only")
+
+    def attend_rows(
+        self,
+        layer_idx: int,
+        q: Tensor,
+        *,
+        scale: float,
+        chosen: Mapping[str, list[Tensor | None]] | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention over all the keys of a layer at once, whatever their rates: q (T, H, D) -> (T, H, d_value).
+
+        ``chosen`` {entry: for each segment, (T, n) numbers of rows, -1 for none; None for all that are closed}: which
+        rows each query sees. ``sinks`` (H,): a score a head that takes its share of the weights and gives nothing."""
+        outs, entries = [], [entry for entry in self.layers[layer_idx].entries if entry.d_value is not None]
+        for i, segment in enumerate(self.segments):
+            keys = []
+            for entry in entries:
+                rows, first = self.rows(layer_idx, entry.name, segment)
+                mine = chosen[entry.name][i] if chosen and entry.name in chosen else None
+                keys.append(Keys(rows, entry.d_value or 0, first, entry.rate, entry.window, mine))
+            outs.append(attend(q[segment.rows], keys, n_past=segment.n_past, scale=scale, sinks=sinks))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
     def commit(self) -> None:
         """Close the step: its tokens now belong to the history."""
         for segment in self.segments:
@@ -158,9 +190,8 @@ class KVCache(ABC):
         return self._lengths.get(sequence_id, 0)
 
     def truncate(self, n_tokens: int, sequence_id: int = 0) -> None:
-        """Forget all but the first ``n_tokens`` of a sequence (roll back a rejected draft).
-
-        Raises ValueError when it would have to invent history or bring back what was evicted."""
+        """Forget all but the first ``n_tokens`` of a sequence (a rejected draft). Raises ValueError when that would
+        invent history or bring back what was evicted."""
         self._claim()
         have = self.n_tokens(sequence_id)
         if not 0 <= n_tokens <= have:
@@ -264,13 +295,11 @@ class KVCache(ABC):
             self._abandon()
 
     def _check_fit(self) -> None:
-        """Raise ValueError unless every layer keeps one key and one value a token, the form that kinds store."""
+        """Raise ValueError unless this kind can store what every layer keeps."""
         for layer_idx, layer in enumerate(self.layers):
-            shapes = {entry.name: entry.shape for entry in layer.entries}
-            fits = list(shapes) == ["k", "v"] and layer.tokens_per_entry == 1
-            if not fits or len(shapes["k"]) != 2 or shapes["k"][0] != shapes["v"][0]:
-                kept = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            if self.pairs_only and not layer.is_pair:
+                kept = ", ".join(f"{e.name} {e.shape}" + f" for {e.rate} tokens" * (e.rate > 1) for e in layer.entries)
                 raise ValueError(
-                    f"layer {layer_idx} keeps {kept} for every {layer.tokens_per_entry} tokens; the {self.kind} cache "
-                    "stores one key and one value (heads, width) a token. Choose a cache made for this attention."
+                    f"layer {layer_idx} keeps {kept}; the {self.kind} cache stores one key and one value (heads, width)"
+                    " a token. Choose a cache made for this attention: contiguous, or none."
                 )

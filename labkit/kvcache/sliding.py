@@ -20,12 +20,9 @@ from torch import Tensor
 
 from labkit.kernels import ops
 from labkit.kvcache.base import KVCache
-from labkit.kvcache.parts import LayerEntries, Segment
+from labkit.kvcache.parts import ROLLBACK_TOKENS, LayerEntries, Segment
 from labkit.kvcache.usage import Usage
 from labkit.registry import option, register
-
-ROLLBACK_TOKENS = 32
-"""Tokens kept beyond the window, so that a rejected draft can be rolled back."""
 
 
 @dataclass(frozen=True)

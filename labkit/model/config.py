@@ -8,7 +8,7 @@ dataclass. Variants are therefore data: a pattern of local and global layers is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -54,6 +54,9 @@ class Norm:
 class GroupedAttention:
     """MHA (n_kv_heads == n_heads), MQA (1) and GQA (between), with or without a sliding window."""
 
+    kernels: ClassVar[str] = "grouped"
+    """Which kernels compute this attention. A backend that has none of that name leaves the model to the reference."""
+
     n_heads: int
     n_kv_heads: int
     d_head: int
@@ -71,6 +74,66 @@ class GroupedAttention:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """Chooses the ``top_k`` rows that each query sees (the lightning indexer of DeepSeek-V3.2)."""
+
+    n_heads: int
+    d_head: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """MLA (DeepSeek-V2, arXiv 2405.04434): one latent a token in place of keys and values; with an ``indexer`` DSA."""
+
+    kernels: ClassVar[str] = "latent"
+
+    n_heads: int
+    d_nope: int
+    """Width of a head's query and key without position."""
+    d_rope: int
+    """Width with position, one for all heads of a key."""
+    d_value: int
+    d_latent: int
+    d_query: int | None = None
+    """Width that queries are squeezed through; None: they are not."""
+    rope: Rope | None = None
+    bias: bool = False
+    scale: float | None = None
+    indexer: Indexer | None = None
+
+    @property
+    def d_head(self) -> int:
+        """Width of a query's head."""
+        return self.d_nope + self.d_rope
+
+
+@dataclass(frozen=True)
+class CompressedAttention:
+    """DeepSeek-V4's layers (arXiv 2606.19348): a window of single tokens, and with a ``rate`` one row a block of
+    tokens. CSA: overlapping blocks and an ``indexer``; HCA: a high rate, neither; rate 0: the window alone."""
+
+    kernels: ClassVar[str] = "compressed"
+
+    n_heads: int
+    d_head: int
+    d_query: int
+    window: int
+    n_groups: int
+    """Groups of heads that the output projection keeps apart, each ``d_group`` wide after it."""
+    d_group: int
+    rope: Rope
+    rate: int = 0
+    overlap: bool = False
+    indexer: Indexer | None = None
+
+    @property
+    def d_rope(self) -> int:
+        """The last dims of a head, those that are turned."""
+        return self.rope.rotary_dims or self.d_head
+
+
+@dataclass(frozen=True)
 class DenseFFN:
     """``W_down(act(W_gate x) * W_up x)`` when gated, else ``W_down act(W_up x)``."""
 
@@ -78,6 +141,21 @@ class DenseFFN:
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated: bool = True
     bias: bool = False
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How a router's scores choose the experts and weigh them. The default is Mixtral's: softmax, the k largest."""
+
+    scoring: Literal["softmax", "sigmoid", "sqrt_softplus"] = "softmax"
+    choice_bias: bool = False
+    """A learned bias is added for the choice only, not to the weights (DeepSeek-V3's load balancing)."""
+    n_groups: int = 1
+    n_groups_active: int = 1
+    """Experts outside the best groups are not chosen (they lie on other machines)."""
+    n_best: int = 1
+    """How many of its best experts make a group's score."""
+    scaling: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -92,9 +170,15 @@ class MoEFFN:
     d_ff_shared: int = 0
     """Width of the shared expert, 0 when there is none."""
     shared_gate: bool = False
+    gate: Gate = Gate()
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels compute it: compiled steps know Mixtral's gate only."""
+        return "softmax-top-k" if self.gate == Gate() else "gated"
 
 
-Attention: TypeAlias = GroupedAttention
+Attention: TypeAlias = "GroupedAttention | LatentAttention | CompressedAttention"
 FFN: TypeAlias = "DenseFFN | MoEFFN"
 
 
@@ -139,7 +223,8 @@ class ModelConfig:
 
     @property
     def n_kv_heads(self) -> int:
-        return self.layers[0].attention.n_kv_heads
+        """Key and value heads of the first layer. Latent and compressed attention have one row for all heads: 1."""
+        return getattr(self.layers[0].attention, "n_kv_heads", 1)
 
     @property
     def d_head(self) -> int:

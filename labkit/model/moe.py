@@ -4,17 +4,23 @@
     y = sum over the k largest p_e:  g_e FFN_e(x)        g = p, or p / sum of the k (``renormalize``)
       + sigmoid(w_gate . x) FFN_shared(x)                when there is a shared expert (Qwen2-MoE)
 
+DeepSeek's gates (``gated``) score in another way, choose among the best groups of experts first, and learn a bias that
+counts for the choice and not for the weights.
+
 The weights in memory are E times an FFN's, the work for a token only k times: so a decode step reads few of the
-weights, and a prefill reads all of them. Sources: Shazeer et al. (arXiv 1701.06538), Mixtral (arXiv 2401.04088).
+weights, and a prefill reads all of them. Sources: Shazeer et al. (arXiv 1701.06538), Mixtral (arXiv 2401.04088),
+DeepSeek-V3 (arXiv 2412.19437, section 2.1.2).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.model.config import DenseFFN, MoEFFN
+from labkit.model.config import DenseFFN, Gate, MoEFFN
 from labkit.model.ffn import ACTIVATIONS, FeedForward
 
 
@@ -48,6 +54,31 @@ class Experts(nn.Module):
         return F.linear(hidden, self.down[expert_idx])
 
 
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrt_softplus": lambda logits: F.softplus(logits).sqrt(),
+}
+
+
+def gated(
+    logits: Tensor, gate: Gate, *, n_active: int, renormalize: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token and their weights, both (T, k): logits (T, E) float32, bias (E,) for the choice."""
+    scores = SCORES[gate.scoring](logits)
+    wanted = scores if bias is None else scores + bias.float()
+    if gate.n_groups > 1:
+        grouped = wanted.unflatten(-1, (gate.n_groups, -1))  # (T, groups, E / groups)
+        best = grouped.topk(gate.n_best, dim=-1).values.sum(-1).topk(gate.n_groups_active, dim=-1).indices
+        away = torch.ones(grouped.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
+        wanted = grouped.masked_fill(away[..., None], -torch.inf).flatten(1)
+    ids = wanted.topk(n_active, dim=-1).indices
+    gates = scores.gather(1, ids)
+    if renormalize:
+        gates = gates / (gates.sum(-1, keepdim=True) + 1e-20)
+    return ids, gates * gate.scaling
+
+
 class MixtureOfExperts(nn.Module):
     """A router, its experts, and perhaps one expert that every token shares: (T, M) -> (T, M)."""
 
@@ -55,12 +86,24 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.config = config
         self.router = nn.Linear(d_model, config.n_experts, bias=False)
+        has_bias = config.gate.choice_bias
+        self.choice_bias = nn.Parameter(torch.empty(config.n_experts), requires_grad=False) if has_bias else None
+        self.route = self.route_by_softmax if config.gate == Gate() else self.route_gated
         self.experts = Experts(d_model, config)
         shared = DenseFFN(config.d_ff_shared, config.activation)
         self.shared = FeedForward(d_model, shared) if config.d_ff_shared else None
         self.shared_gate = nn.Linear(d_model, 1, bias=False) if config.shared_gate else None
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def route_gated(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``route_by_softmax``, for every other gate. The router's product is taken in float32."""
+        config = self.config
+        logits = F.linear(x.float(), self.router.weight.float())
+        ids, gates = gated(
+            logits, config.gate, n_active=config.n_active, renormalize=config.renormalize, bias=self.choice_bias
+        )
+        return ids, gates.to(x.dtype)
+
+    def route_by_softmax(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Which experts each token visits, and how much each counts: ids and gates, both (T, k)."""
         gates, ids = self.router(x).float().softmax(-1).topk(self.config.n_active, dim=-1)
         if self.config.renormalize:

@@ -38,6 +38,22 @@ GEMMA3 = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
+MSCALES = {**YARN, "rope_theta": 1e4, "mscale": 1.0, "mscale_all_dim": 0.7}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
     "gpt2-scaled-by-layer": (
@@ -68,6 +84,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": WINDOW}),
     "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
     "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5}),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "routed_scaling_factor": 1.5}),
+    "deepseek-v2-lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": MSCALES}),
+    "deepseek-v2-groups": ("deepseek_v2", {**LATENT, **GROUPS, "topk_method": "group_limited_greedy"}),
+    "deepseek-v3": ("deepseek_v3", {**LATENT, **GROUPS, "rope_parameters": MSCALES}),
+    "deepseek-v3-biases": (
+        "deepseek_v3",
+        {**LATENT, **GROUPS, "attention_bias": True, "rope_interleave": False, "norm_topk_prob": False},
+    ),
+    "deepseek-v3.2": ("deepseek_v32", {**LATENT, **GROUPS, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 6}),
     "olmo2": ("olmo2", {}),
     "olmo2-mha": ("olmo2", {"num_key_value_heads": 4}),
 }
@@ -94,7 +119,8 @@ def pair(name: str) -> tuple[Any, Transformer]:
 def randomize(model: Any, *, seed: int) -> None:
     """Weights that let no mistake hide: norms off 1, biases off 0, attention far from uniform."""
     generator = torch.Generator().manual_seed(seed)
-    for name, weight in model.named_parameters():
+    biases = ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    for name, weight in (*model.named_parameters(), *biases):
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim >= 2:
             weight.copy_(noise * 1.5 * weight.shape[-1] ** -0.5)

@@ -7,12 +7,16 @@ from typing import Any
 from torch import nn
 
 from labkit.kvcache import LayerEntries
-from labkit.model.attention import grouped, kinds
-from labkit.model.config import GroupedAttention, Norm
+from labkit.model.attention import compressed, grouped, kinds, latent
+from labkit.model.config import CompressedAttention, GroupedAttention, LatentAttention, Norm
 
 __all__ = ["build_attention", "entries_of", "kinds"]
 
-_KINDS: dict[type, Any] = {GroupedAttention: grouped.Attention}
+_KINDS: dict[type, Any] = {
+    GroupedAttention: grouped.Attention,
+    LatentAttention: latent.Attention,
+    CompressedAttention: compressed.Attention,
+}
 
 
 def build_attention(d_model: int, config: Any, norm: Norm) -> nn.Module:
