@@ -200,7 +200,7 @@ def _layer_tensors(
             tensor = tensor[None]
         if module in ("attn_q", "attn_k") and config.family in PERMUTED:
             attention = layer.attention
-            n_heads = attention.n_heads if module == "attn_q" else attention.n_kv_heads
+            n_heads = attention.n_heads if module == "attn_q" else getattr(attention, "n_kv_heads", 1)
             tensor = halves_from_pairs(tensor, n_heads, name)
         yield (f"{at}{own}.{kind}" if own else name), tensor
 

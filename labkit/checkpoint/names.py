@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from labkit.model.config import DenseFFN, LatentAttention, ModelConfig, MoEFFN
+from labkit.model.config import DenseFFN, GroupedAttention, LatentAttention, ModelConfig, MoEFFN
 
 Named = tuple[str, torch.Tensor]
 
@@ -144,6 +144,9 @@ def _stacked_experts(ffn: MoEFFN, at: str, kind: str, name: str, tensor: torch.T
 def split_qkv(config: ModelConfig, layer_idx: int, kind: str, name: str, tensor: torch.Tensor) -> Iterator[Named]:
     """A fused projection (H*D + 2*G*D, M), or its bias, as q, k and v."""
     attention = config.layers[layer_idx].attention
+    if not isinstance(attention, GroupedAttention):
+        yield name, tensor
+        return
     n_q, n_kv = attention.n_heads * attention.d_head, attention.n_kv_heads * attention.d_head
     at = f"layers.{layer_idx}.attention."
     parts = {f"{at}q_proj.{kind}": n_q, f"{at}k_proj.{kind}": n_kv, f"{at}v_proj.{kind}": n_kv}

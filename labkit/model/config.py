@@ -8,36 +8,39 @@ dataclass. Variants are therefore data: a pattern of local and global layers is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
+from labkit.model.attention_config import (
+    CompressedAttention,
+    GroupedAttention,
+    Indexer,
+    LatentAttention,
+    Rope,
+    RopeScaling,
+)
 
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the context the model was trained on."""
-
-    kind: Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
-    factor: float = 1.0
-    original_context: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding (Su et al., arXiv 2104.09864). ``rotary_dims`` None rotates the whole head."""
-
-    theta: float = 10_000.0
-    layout: Literal["half", "interleaved"] = "half"
-    rotary_dims: int | None = None
-    scaling: RopeScaling | None = None
+__all__ = [
+    "DTYPES",
+    "FFN",
+    "Attention",
+    "CompressedAttention",
+    "DenseFFN",
+    "Gate",
+    "GroupedAttention",
+    "Indexer",
+    "LatentAttention",
+    "Layer",
+    "MoEFFN",
+    "ModelConfig",
+    "Norm",
+    "Rope",
+    "RopeScaling",
+    "as_dtype",
+    "dtype_name",
+    "uniform",
+]
 
 
 @dataclass(frozen=True)
@@ -48,89 +51,6 @@ class Norm:
     eps: float = 1e-5
     unit_offset: bool = False
     bias: bool = False
-
-
-@dataclass(frozen=True)
-class GroupedAttention:
-    """MHA (n_kv_heads == n_heads), MQA (1) and GQA (between), with or without a sliding window."""
-
-    kernels: ClassVar[str] = "grouped"
-    """Which kernels compute this attention. A backend that has none of that name leaves the model to the reference."""
-
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    rope: Rope | None = None
-    window: int | None = None
-    """Number of latest positions a token sees, itself included; None sees all."""
-    n_sinks: int = 0
-    """First positions that stay visible outside the window (StreamingLLM, arXiv 2309.17453)."""
-    qk_norm: Literal[None, "head", "full"] = None
-    qkv_bias: bool = False
-    out_bias: bool = False
-    softcap: float | None = None
-    scale: float | None = None
-    """Multiplies q.k; None is d_head ** -0.5."""
-
-
-@dataclass(frozen=True)
-class Indexer:
-    """Chooses the ``top_k`` rows that each query sees (the lightning indexer of DeepSeek-V3.2)."""
-
-    n_heads: int
-    d_head: int
-    top_k: int
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """MLA (DeepSeek-V2, arXiv 2405.04434): one latent a token in place of keys and values; with an ``indexer`` DSA."""
-
-    kernels: ClassVar[str] = "latent"
-
-    n_heads: int
-    d_nope: int
-    """Width of a head's query and key without position."""
-    d_rope: int
-    """Width with position, one for all heads of a key."""
-    d_value: int
-    d_latent: int
-    d_query: int | None = None
-    """Width that queries are squeezed through; None: they are not."""
-    rope: Rope | None = None
-    bias: bool = False
-    scale: float | None = None
-    indexer: Indexer | None = None
-
-    @property
-    def d_head(self) -> int:
-        """Width of a query's head."""
-        return self.d_nope + self.d_rope
-
-
-@dataclass(frozen=True)
-class CompressedAttention:
-    """DeepSeek-V4's layers (arXiv 2606.19348): a window of single tokens, and with a ``rate`` one row a block of
-    tokens. CSA: overlapping blocks and an ``indexer``; HCA: a high rate, neither; rate 0: the window alone."""
-
-    kernels: ClassVar[str] = "compressed"
-
-    n_heads: int
-    d_head: int
-    d_query: int
-    window: int
-    n_groups: int
-    """Groups of heads that the output projection keeps apart, each ``d_group`` wide after it."""
-    d_group: int
-    rope: Rope
-    rate: int = 0
-    overlap: bool = False
-    indexer: Indexer | None = None
-
-    @property
-    def d_rope(self) -> int:
-        """The last dims of a head, those that are turned."""
-        return self.rope.rotary_dims or self.d_head
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a step costs before it is run: FLOPs and bytes, by phase and by layer, in closed form.
 
-    FLOPs   2 a weight and token in the products, 4 d_head a query head and visible position in attention
+    FLOPs   2 a weight and token in the products, and attention's scores (``attention_cost`` has every kind's)
     bytes   each weight once a step (the input embedding: only the rows looked up), the cache once, its new entries
 
 Prefill, decode, a batch and a chunk are the same function with other counts: ``step_cost(config, n_new=..,
@@ -13,12 +13,11 @@ Sources: Kaplan et al. (arXiv 2001.08361, table 1), PaLM's MFU (arXiv 2204.02311
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
-from labkit.kvcache import LayerEntries
 from labkit.model.config import Layer, ModelConfig, MoEFFN
 from labkit.perf import formats
+from labkit.perf.attention_cost import attention_work
 from labkit.perf.weights import Weight, layer_weights, weights_of
 
 
@@ -141,21 +140,21 @@ def _layer_phases(
     mine = list(layer_weights(config, layer))
     of = {name: [w for w in mine if w.phase == name] for name in ("attention", "ffn", "norm")}
 
-    attention, sight = layer.attention, formats.sight(layer.attention, kv_cache=kv_cache)
-    n_pairs = n_sequences * (_square(sight, n_new, n_past) if full_square else _seen(sight, n_new, n_past))
-    scores = 4.0 * attention.n_heads * attention.d_head * n_pairs
-    token_nbytes = formats.layer_token_nbytes(attention, dtype=dtype, kv_cache=kv_cache)
-    linear = [w for w in of["attention"] if w.kind == "linear"]
+    work = attention_work(
+        layer.attention, n_new=n_new, n_past=n_past, dtype=dtype, kv_cache=kv_cache, full_square=full_square
+    )
+    scores = n_sequences * (work.core_flops + work.index_flops)
+    linear = [w for w in of["attention"] if w.kind in ("linear", "stacked")]
     n_weights = sum(w.n_values for w in linear)
     return {
         "attention": Cost(
             flops=2.0 * rows * n_weights + scores,
             attention_flops=scores,
             weight_bytes=_nbytes(of["attention"], dtype, weights),
-            kv_read_bytes=n_sequences * token_nbytes * _reach(sight, n_new, n_past),
+            kv_read_bytes=n_sequences * work.read_bytes,
             n_weights=n_weights,
         ),
-        "kv_cache": Cost(kv_write_bytes=rows * token_nbytes),
+        "kv_cache": Cost(kv_write_bytes=n_sequences * work.write_bytes),
         "ffn": _ffn(layer, of["ffn"], rows, dtype, weights),
         "norm": Cost(weight_bytes=_nbytes(of["norm"], dtype, weights)),
     }
@@ -200,40 +199,3 @@ def _head(config: ModelConfig, rows: int, dtype: str, weights: Any) -> Cost:
 
 def _nbytes(found: list[Weight], dtype: str, weights: Any) -> int:
     return sum(formats.weight_nbytes(w, dtype=dtype, weights=weights) for w in found)
-
-
-# --- who sees how many ------------------------------------------------------------------------------------
-
-
-def _seen(sight: LayerEntries, n_new: int, n_past: int) -> int:
-    """(query, key) pairs that a causal step needs, window and sinks respected."""
-    window, n_sinks = sight.window, sight.n_sinks
-    return _seen_before(n_past + n_new, window, n_sinks) - _seen_before(n_past, window, n_sinks)
-
-
-@lru_cache(maxsize=4096)
-def _seen_before(n: int, window: int | None, n_sinks: int) -> int:
-    """Pairs of the first n positions: the sum over p < n of min(p + 1, window) + min(sinks, p + 1 - window)."""
-    if window is None:
-        return n * (n + 1) // 2
-    near = min(n, window)
-    total = near * (near + 1) // 2 + (n - near) * window
-    far = max(0, n - window)
-    rising = min(far, n_sinks)
-    return total + rising * (rising + 1) // 2 + (far - rising) * n_sinks
-
-
-def _square(sight: LayerEntries, n_new: int, n_past: int) -> int:
-    """Pairs that the plain formulation multiplies: every new token with every key that any of them may see."""
-    return n_new * _reach(sight, n_new, n_past, any_sinks=False)
-
-
-def _reach(sight: LayerEntries, n_new: int, n_past: int, *, any_sinks: bool = True) -> int:
-    """Keys that at least one of the new tokens sees. The plain path cuts a window only when there are no sinks."""
-    window, n_sinks = sight.window, sight.n_sinks
-    n_total = n_past + n_new
-    if window is None or n_past < window:
-        return n_total
-    if n_sinks and not any_sinks:
-        return n_total
-    return min(n_total, n_new + window - 1 + n_sinks)

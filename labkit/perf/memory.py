@@ -179,7 +179,7 @@ def _activation_nbytes(config: ModelConfig, setting: Setting) -> int:
     for layer in set(config.layers):
         ffn, attention = layer.ffn, layer.attention
         active = ffn.n_active * ffn.d_ff + ffn.d_ff_shared if isinstance(ffn, MoEFFN) else ffn.d_ff
-        heads = (attention.n_heads + 2 * attention.n_kv_heads) * attention.d_head
+        heads = (attention.n_heads + 2 * getattr(attention, "n_kv_heads", 1)) * attention.d_head
         widest = max(widest, 3 * active, 3 * heads)
     itemsize = formats.dtype_nbytes(setting.dtype)
     logits = setting.n_sequences * config.vocab_size * (itemsize + 4)

@@ -26,6 +26,7 @@ import torch
 
 from labkit import backends, registry
 from labkit.model.config import (
+    Attention,
     DenseFFN,
     GroupedAttention,
     Layer,
@@ -120,9 +121,7 @@ def shell_of(config: ModelConfig) -> ModelConfig:
     for idx in range(N_SHELL_LAYERS):
         layer = config.layers[idx % config.n_layers]
         a, f = layer.attention, layer.ffn
-        n_kv = 1 if a.n_kv_heads < a.n_heads else 2
-        rope = None if a.rope is None else Rope(a.rope.theta, a.rope.layout)
-        small = replace(a, n_heads=2, n_kv_heads=n_kv, d_head=32, rope=rope)
+        small = _small(a)
         if isinstance(f, MoEFFN):
             ffn: Any = replace(f, d_ff=64, d_ff_shared=64 if f.d_ff_shared else 0)
         else:
@@ -131,10 +130,18 @@ def shell_of(config: ModelConfig) -> ModelConfig:
     return replace(config, vocab_size=256, d_model=SHELL_WIDTH, context_tokens=4096, layers=tuple(layers))
 
 
+def _small(attention: Attention) -> Attention:
+    """The same kind of attention, two narrow heads of it. What is no wider than that already stays as it is."""
+    if not isinstance(attention, GroupedAttention):
+        return attention
+    n_kv = 1 if attention.n_kv_heads < attention.n_heads else 2
+    rope = None if attention.rope is None else Rope(attention.rope.theta, attention.rope.layout)
+    return replace(attention, n_heads=2, n_kv_heads=n_kv, d_head=32, rope=rope)
+
+
 def group_size(config: ModelConfig) -> int:
     """Query heads that share a key head: reading a cached byte costs the more, the more of them meet it."""
-    attention = config.layers[0].attention
-    return attention.n_heads // attention.n_kv_heads
+    return config.n_heads // config.n_kv_heads
 
 
 def stand_in(width: int, group: int = 4) -> ModelConfig:

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from labkit.model.config import DenseFFN, GroupedAttention, Layer, ModelConfig, MoEFFN
+from labkit.model.config import Attention, DenseFFN, GroupedAttention, Layer, ModelConfig, MoEFFN
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor. ``kind``: linear (a product's weight), expert (E stacked products), bias, norm, embedding, head."""
+    """One tensor. ``kind``: linear (a product's weight), stacked (one that no format packs), expert (E products, of
+    which a token visits a few), bias, norm, embedding, head."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,8 +60,12 @@ def layer_weights(config: ModelConfig, layer: Layer) -> Iterator[Weight]:
         yield from _norm(config, "ffn_post_norm", d, "norm")
 
 
-def _attention(config: ModelConfig, attention: GroupedAttention) -> Iterator[Weight]:
+def _attention(config: ModelConfig, attention: Attention) -> Iterator[Weight]:
     d = config.d_model
+    if not isinstance(attention, GroupedAttention):
+        for name, shape, kind in attention.tensors(d):
+            yield Weight(f"attention.{name}", shape, "attention", kind)
+        return
     d_q = attention.n_heads * attention.d_head
     d_kv = attention.n_kv_heads * attention.d_head
     yield from _linear("attention.q_proj", d_q, d, attention.qkv_bias, "attention")
@@ -84,6 +89,8 @@ def _ffn(config: ModelConfig, ffn: DenseFFN | MoEFFN) -> Iterator[Weight]:
     yield Weight("ffn.experts.down", (ffn.n_experts, d, ffn.d_ff), "ffn", "expert")
     if ffn.d_ff_shared:
         yield from _dense("ffn.shared", d, ffn.d_ff_shared, True, False)
+    if ffn.gate.choice_bias:
+        yield Weight("ffn.choice_bias", (ffn.n_experts,), "ffn", "bias")
     if ffn.shared_gate:
         yield Weight("ffn.shared_gate.weight", (1, d), "ffn", "linear")
 

@@ -33,11 +33,7 @@ def linear_shapes(model_config: Any) -> Iterator[tuple[int, int, bool]]:
     width = model_config.d_model
     for layer in model_config.layers:
         attention, ffn = layer.attention, layer.ffn
-        d_q, d_kv = attention.n_heads * attention.d_head, attention.n_kv_heads * attention.d_head
-        yield d_q, width, attention.qkv_bias
-        yield d_kv, width, attention.qkv_bias
-        yield d_kv, width, attention.qkv_bias
-        yield width, d_q, attention.out_bias
+        yield from _attention_shapes(attention, width)
         if hasattr(ffn, "n_experts"):
             if ffn.d_ff_shared:
                 yield ffn.d_ff_shared, width, False
@@ -47,6 +43,21 @@ def linear_shapes(model_config: Any) -> Iterator[tuple[int, int, bool]]:
         for _ in range(2 if ffn.gated else 1):
             yield ffn.d_ff, width, ffn.bias
         yield width, ffn.d_ff, ffn.bias
+
+
+def _attention_shapes(attention: Any, width: int) -> Iterator[tuple[int, int, bool]]:
+    if attention.kernels != "grouped":
+        tensors = list(attention.tensors(width))
+        biased = {name.removesuffix(".bias") for name, _, kind in tensors if kind == "bias"}
+        for name, shape, kind in tensors:
+            if kind == "linear":
+                yield *shape, name.removesuffix(".weight") in biased
+        return
+    d_q, d_kv = attention.n_heads * attention.d_head, attention.n_kv_heads * attention.d_head
+    yield d_q, width, attention.qkv_bias
+    yield d_kv, width, attention.qkv_bias
+    yield d_kv, width, attention.qkv_bias
+    yield width, d_q, attention.out_bias
 
 
 def kept_values(model_config: Any) -> int:
@@ -60,11 +71,15 @@ def kept_values(model_config: Any) -> int:
     for layer in model_config.layers:
         attention, ffn = layer.attention, layer.ffn
         total += per_norm * (4 if layer.norms == "sandwich" else 2)
-        if attention.qk_norm == "head":
+        if attention.kernels != "grouped":
+            kept = [(name, shape) for name, shape, kind in attention.tensors(width) if kind != "linear"]
+            total += sum(prod(shape) for name, shape in kept if not name.endswith("_proj.bias"))
+        elif attention.qk_norm == "head":
             total += 2 * attention.d_head * times
         elif attention.qk_norm == "full":
             total += (attention.n_heads + attention.n_kv_heads) * attention.d_head * times
         if hasattr(ffn, "n_experts"):
+            total += ffn.n_experts if ffn.gate.choice_bias else 0
             total += ffn.n_experts * width + 3 * ffn.n_experts * ffn.d_ff * width
             total += width if ffn.shared_gate else 0
     return total + sum(n_out for n_out, _, bias in linear_shapes(model_config) if bias)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.none import NoCache
 from labkit.model.config import DenseFFN, GroupedAttention, ModelConfig, Rope, as_dtype, uniform
-from labkit.perf import cost, formats
+from labkit.perf import attention_cost, cost, formats
 from labkit.perf.weights import n_parameters, weights_of
 from tests.perf.families import FAMILIES, random_model
 
@@ -115,8 +115,8 @@ def test_pairs_seen_equal_the_mask(window: int | None, n_sinks: int) -> None:
         mask = visible(
             torch.arange(n_past, n_past + n_new), torch.arange(n_past + n_new), window=window, n_sinks=n_sinks
         )
-        assert cost._seen(layer, n_new, n_past) == int(mask.sum())
-        assert cost._reach(layer, n_new, n_past) >= int(mask.any(0).sum())
+        assert attention_cost.seen(layer, n_new, n_past) == int(mask.sum())
+        assert attention_cost.reach(layer, n_new, n_past) >= int(mask.any(0).sum())
 
 
 def test_layers_and_ends_add_up_to_the_total(config: ModelConfig) -> None:
