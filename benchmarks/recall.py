@@ -32,7 +32,7 @@ from labkit.model.transformer import Transformer
 from labkit.resources import data_path
 
 LOADS = (1, 4, 8, 16, 32)
-BATCH, STEPS, LEARNING_RATE = 48, 600, 1e-2
+BATCH, STEPS, LEARNING_RATE = 32, 400, 1e-2
 HIDDEN = -1e9
 """A score that takes no weight; finite, so that a query without rows has a gradient."""
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from labkit.kernels import ops
 from labkit.kernels.selected import Keys, attend
-from labkit.kvcache.parts import CacheFull, LayerEntries, Segment
+from labkit.kvcache.parts import CacheFull, LayerEntries, Segment, check_pairs
 from labkit.kvcache.usage import Usage
 
 
@@ -296,10 +296,5 @@ class KVCache(ABC):
 
     def _check_fit(self) -> None:
         """Raise ValueError unless this kind can store what every layer keeps."""
-        for layer_idx, layer in enumerate(self.layers):
-            if self.pairs_only and not layer.is_pair:
-                kept = ", ".join(f"{e.name} {e.shape}" + f" for {e.rate} tokens" * (e.rate > 1) for e in layer.entries)
-                raise ValueError(
-                    f"layer {layer_idx} keeps {kept}; the {self.kind} cache stores one key and one value (heads, width)"
-                    " a token. Choose a cache made for this attention: contiguous, or none."
-                )
+        if self.pairs_only:
+            check_pairs(self.layers, self.kind)

@@ -30,6 +30,7 @@ class OffloadedCache(ContiguousCache):
     """``store`` as in ``contiguous``, on the host; ``buffers``: two layers' worth on the device, used in turn."""
 
     kind = "offloaded"
+    pairs_only = True
 
     def __init__(self, layers: Sequence[LayerEntries], *, config: Offloaded | None = None, **sizes: Any) -> None:
         self.compute_device = torch.device(sizes.pop("device", "cpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,3 +103,14 @@ def rows_of(segment: Segment, segments: tuple[Segment, ...], rate: int) -> slice
         return segment.rows
     before = sum(len(other.closed(rate)) for other in segments if other.row < segment.row)
     return slice(before, before + len(segment.closed(rate)))
+
+
+def check_pairs(layers: Sequence[LayerEntries], kind: str) -> None:
+    """Raise ValueError unless every layer keeps one key and one value a token, the form that most kinds store."""
+    for layer_idx, layer in enumerate(layers):
+        if not layer.is_pair:
+            kept = ", ".join(f"{e.name} {e.shape}" + f" for {e.rate} tokens" * (e.rate > 1) for e in layer.entries)
+            raise ValueError(
+                f"layer {layer_idx} keeps {kept}; the {kind} cache stores one key and one value (heads, width) a token."
+                " Choose a cache made for this attention: contiguous, or none."
+            )

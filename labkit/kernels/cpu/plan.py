@@ -133,8 +133,10 @@ def _refusal(transformer: Any) -> str | None:
         return f"the model is on {transformer.device}: the compiled step is for the CPU."
     config = transformer.config
     for layer in config.layers:
-        if not hasattr(layer.attention, "n_kv_heads"):
+        if layer.attention.kernels != "grouped":
             return f"{type(layer.attention).__name__} is not compiled: only grouped attention is."
+        if getattr(layer.ffn, "kernels", "softmax-top-k") != "softmax-top-k":
+            return "experts that are chosen in another way than by the largest softmax are not compiled."
         widths = layer.attention.d_head, layer.ffn.d_ff, getattr(layer.ffn, "d_ff_shared", 0), config.d_model
         if any(width % 8 for width in widths):
             return "d_model, d_ff and d_head must be multiples of 8, the vector's lanes."
