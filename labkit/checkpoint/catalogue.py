@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from typing import Any
 
+from labkit.checkpoint.translate import config_from_hf
+from labkit.model.config import ModelConfig
 from labkit.registry import register
 from labkit.resources import data_path
 
@@ -21,7 +23,7 @@ RANDOM = "random:"
 
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """``{"hub": {name: {"id": ...}}, "random": {name: config.json's own words}}``."""
+    """``{"hub": {name: {"id": ...}}, "random": {name: config.json's own words}, "shape": as "random"}``."""
     return tomllib.loads(data_path("models.toml").read_text("utf-8"))
 
 
@@ -33,6 +35,14 @@ def models() -> list[str]:
     """
     table = catalogue()
     return [DEFAULT, *table["hub"], *(RANDOM + name for name in table["random"])]
+
+
+def shape(name: str) -> ModelConfig:
+    """The config of a model that is there to be counted with, not loaded. Raises ValueError that lists the names."""
+    table = catalogue()["shape"]
+    if name not in table:
+        raise ValueError(f"no shape {name!r}: choose one of {', '.join(table)}.")
+    return config_from_hf(table[name])
 
 
 def _offline() -> str | None:

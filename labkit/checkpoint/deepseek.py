@@ -1,4 +1,4 @@
-"""DeepSeek's config.json: V2 and V3 (latent attention, their gates), V3.2 (a sparse choice on top)."""
+"""DeepSeek's config.json: V2 and V3 (latent attention, their gates), V3.2 (a sparse choice on top), V4's layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import torch
 from labkit.checkpoint.architectures import _activation, _decoder, _n_layers, _swiglu
 from labkit.checkpoint.rope_settings import rope_from
 from labkit.checkpoint.settings import Settings
-from labkit.model.config import FFN, CompressedAttention, Gate, Indexer, LatentAttention, Layer, ModelConfig, MoEFFN
+from labkit.model.config import (
+    FFN,
+    CompressedAttention,
+    Gate,
+    Indexer,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    MoEFFN,
+    Rope,
+    RopeScaling,
+)
 
 MAX_HEADS = 65_536
 
@@ -94,6 +105,48 @@ def experts(family: str, settings: Settings) -> MoEFFN:
         d_ff_shared=d_ff * settings.count("n_shared_experts", 0, low=0),
         gate=gate,
     )
+
+
+def hybrid(family: str, settings: Settings) -> ModelConfig:
+    """V4's pattern of window-only, CSA and HCA layers over a mixture of experts. Not the whole of V4: its residual
+    streams (mHC) and the lookup that routes its first layers are not here, so its checkpoints are not loaded."""
+    n_layers = _n_layers(settings)
+    ratios = settings.per_layer("compress_ratios", n_layers)
+    if ratios is None or not all(isinstance(ratio, int) and ratio >= 0 for ratio in ratios):
+        raise ValueError("config: compress_ratios must list one whole number a layer, 0 for a window alone.")
+    least = min((ratio for ratio in ratios if ratio), default=0)  # CSA's: the checkpoints have 0, 4 and 128
+    d_head, d_rope = settings.count("head_dim"), settings.count("qk_rope_head_dim")
+    if d_rope > d_head or d_rope % 2:
+        raise ValueError(f"config: qk_rope_head_dim {d_rope} must be even, and at most head_dim {d_head}.")
+    scaling = RopeScaling("yarn", 16.0, 65_536, attention_factor=1.0)
+    stretched = Rope(settings.number("compress_rope_theta", 160_000.0), "interleaved", d_rope, scaling)
+    shared = {
+        "n_heads": settings.count("num_attention_heads", high=MAX_HEADS),
+        "d_head": d_head,
+        "d_query": settings.count("q_lora_rank"),
+        "window": settings.count("sliding_window"),
+        "n_groups": settings.count("o_groups"),
+        "d_group": settings.count("o_lora_rank"),
+    }
+    if shared["n_heads"] % shared["n_groups"]:
+        raise ValueError(f"config: {shared['n_heads']} heads cannot be parted into o_groups {shared['n_groups']}.")
+    kinds: dict[int, CompressedAttention] = {}
+    for ratio in set(ratios):
+        rope = stretched if ratio else Rope(settings.number("rope_theta"), "interleaved", d_rope)
+        indexer = None
+        if ratio and ratio == least:
+            sizes = (settings.count(f"index_{key}") for key in ("n_heads", "head_dim", "topk"))
+            indexer = Indexer(*sizes)
+        kinds[ratio] = CompressedAttention(
+            **shared, rope=rope, rate=ratio, overlap=indexer is not None, indexer=indexer
+        )
+    d_ff = settings.count("moe_intermediate_size")
+    gate = Gate("sqrt_softplus", choice_bias=True, scaling=settings.number("routed_scaling_factor"))
+    n_experts, n_active = settings.count("n_routed_experts"), settings.count("num_experts_per_tok")
+    if n_active > n_experts:
+        raise ValueError(f"config: {n_active} experts a token, but there are only {n_experts}.")
+    ffn = MoEFFN(n_experts, n_active, d_ff, d_ff_shared=d_ff * settings.count("n_shared_experts"), gate=gate)
+    return _decoder(family, settings, tuple(Layer(kinds[ratio], ffn) for ratio in ratios))
 
 
 # --- V4's tensors -----------------------------------------------------------------------------------------

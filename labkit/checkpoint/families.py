@@ -129,6 +129,11 @@ FAMILIES: dict[str, Family] = {
         Family("deepseek_v2", deepseek.deepseek, _DEEPSEEK_V2),
         Family("deepseek_v3", deepseek.deepseek, _DEEPSEEK_V3),
         Family("deepseek_v32", deepseek.deepseek, _DEEPSEEK_V32),
+        Family(
+            "v4_hybrid",
+            deepseek.hybrid,
+            {**_COMMON, "rope_theta": 10_000.0, "n_shared_experts": 1, "routed_scaling_factor": 1.5},
+        ),
         Family("olmo2", architectures.olmo2, {**_COMMON, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}),
     )
 }

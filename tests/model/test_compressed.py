@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import labkit
+from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.none import NoCache
 from labkit.model.attention import entries_of
 from tests.model.families import close
@@ -101,3 +104,47 @@ def test_the_open_block_is_kept_in_float32_whatever_the_model_is():
         "index": torch.bfloat16,
         "index_open": torch.float32,
     }
+
+
+class _Largest(TorchDispatchMode):
+    """The number of values of the largest tensor that an operation makes."""
+
+    n_values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.n_values = max(self.n_values, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("kind", ["csa", "hca"])
+def test_no_tensor_is_as_large_as_tokens_by_tokens(kind):
+    n = 2600
+    x, cache = hidden(n), new_cache(kind, capacity_tokens=n)
+    with _Largest() as largest:
+        run(ours(kind), x, cache)
+    assert largest.n_values < n * n / 2
+
+
+def test_a_tiny_hybrid_runs_through_the_pipeline():
+    """Window-only, CSA and HCA layers over a mixture of experts: with a cache, without one, rolled back."""
+    model = labkit.load("random:tiny-hybrid")
+    assert {layer.attention.rate for layer in model.config.layers} == {0, 4, 16}
+    runs = [
+        labkit.Pipeline(model, kv_cache=kind).generate("Once upon a time. " * 4, max_new_tokens=20, ignore_eos=True)
+        for kind in ("contiguous", "none")
+    ]
+    assert runs[0].token_ids == runs[1].token_ids
+    assert runs[0].trace.coverage > 0.9
+    ids = list(range(70))
+    cache = new_cache_of(model, 128)
+    model(ids, cache)
+    model([5, 6, 7, 8, 9], cache)
+    cache.truncate(70)
+    close(model([11, 12], cache), model([*ids, 11, 12])[-2:])
+
+
+def new_cache_of(model, capacity_tokens):
+    return ContiguousCache(model.transformer.cache_entries, capacity_tokens=capacity_tokens)

@@ -92,4 +92,5 @@ def test_ragged_batch_equals_a_left_padded_one(name):
 
 
 def test_some_variant_of_every_supported_family_is_here():
-    assert {family for family, _ in VARIANTS.values()} == set(supported())
+    own = {"v4_hybrid"}  # labkit's own mixture of V4's layers: test_compressed has each of them
+    assert {family for family, _ in VARIANTS.values()} == set(supported()) - own
