@@ -29,6 +29,7 @@ from labkit.kvcache.none import NoCache
 from labkit.model import rope as rotary
 from labkit.model.attention.compressed import rotate_last
 from labkit.model.transformer import Transformer
+from labkit.perf.long_context import cache_nbytes
 from labkit.resources import data_path
 
 LOADS = (1, 4, 8, 16, 32)
@@ -209,7 +210,7 @@ def disagreement(model: Transformer, kind: str) -> float:
 
 def measured(kind: str, seed: int) -> dict[str, Any]:
     model = toys.load(kind, seed)
-    nbytes = toys.new_cache(model, 1).nbytes
+    nbytes = int(cache_nbytes(model.config, toys.N_CONTEXT_TOKENS))
     found = {n: toys.recall(model, n) for n in LOADS}
     return {"kind": kind, "seed": seed, "cache_bytes": nbytes, **{f"recall_{n}": share for n, share in found.items()}}
 

@@ -73,6 +73,11 @@ def facts(n_facts: int, n_sequences: int, generator: torch.Generator) -> tuple[T
     return torch.cat((context, questions), dim=1), _ANSWER + values.gather(1, asked)
 
 
+def seeds(kind: str) -> list[int]:
+    """The training runs of one kind that lie in data/recall."""
+    return sorted(int(path.stem.rsplit("-", 1)[1]) for path in data_path("recall").glob(f"{kind}-*.safetensors"))
+
+
 def load(kind: str, seed: int) -> Transformer:
     """The trained toy of one kind and one training run, float32. Raises FileNotFoundError when it is not there."""
     path = data_path("recall") / f"{kind}-{seed}.safetensors"

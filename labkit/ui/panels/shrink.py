@@ -15,6 +15,8 @@ from labkit.kvcache.paged import PagedCache
 from labkit.kvcache.quality import measure_quality
 from labkit.kvcache.quantized_kinds import Int4Cache, Int8Cache
 from labkit.kvcache.sliding import SlidingCache
+from labkit.model.attention import entries_of
+from labkit.model.config import GroupedAttention, LatentAttention, Rope
 from labkit.ui import theme
 from labkit.ui.controls import choice, slider
 from labkit.ui.exercise import Exercise
@@ -22,22 +24,23 @@ from labkit.ui.experiment import Experiment, Result
 
 N_LAYERS, N_HEADS, D_HEAD = 40, 40, 128
 """The shape of a 13B model of 2023: every head keeps keys and values of its own."""
-D_LATENT, D_ROPE = 512, 64
-"""What multi-head latent attention keeps for a token in place of keys and values (DeepSeek-V2, arXiv 2405.04434)."""
+MLA = LatentAttention(N_HEADS, D_HEAD, 64, D_HEAD, 512, rope=Rope())
+"""Multi-head latent attention in that shape: 512 numbers for all keys and values, 64 for the position (arXiv
+2405.04434)."""
 
 
 # --- how many users fit
 
 
 def _layers(n_kv_heads: int) -> list[LayerEntries]:
-    return [LayerEntries((Entry("k", (n_kv_heads, D_HEAD)), Entry("v", (n_kv_heads, D_HEAD))))] * N_LAYERS
+    return [entries_of(GroupedAttention(N_HEADS, n_kv_heads, D_HEAD))] * N_LAYERS
 
 
 def one_user(n_tokens: int) -> dict[str, int]:
     """Bytes for one user of ``n_tokens`` in a 13B shape, for each way to keep less. Exact: what would be allocated."""
     size: dict[str, Any] = {"capacity_tokens": n_tokens, "dtype": torch.float16}
     all_heads, grouped = _layers(N_HEADS), _layers(8)
-    latent = [LayerEntries((Entry("latent", (D_LATENT + D_ROPE,)),))] * N_LAYERS
+    latent = [entries_of(MLA)] * N_LAYERS
     return {
         "MHA: every head": ContiguousCache.predict_nbytes(all_heads, **size),
         "int8": Int8Cache.predict_nbytes(all_heads, config=Int8(), **size),
