@@ -84,8 +84,8 @@ def compare(job: Any, *, what: str) -> Result:
     if is_cache:
         fits = [name for name, n in last.items() if n <= own]
         summary = (
-            f"At a million tokens: V3.2 {v32 / 2**30:.1f} GiB, V4-Pro {pro / 2**30:.2f} GiB, {v32 / pro:.1f} times less, "
-            f"both in bf16. In this machine's memory one user of a million tokens would fit with "
+            f"At a million tokens: V3.2 {v32 / 2**30:.1f} GiB, V4-Pro {pro / 2**30:.2f} GiB, {v32 / pro:.1f} times "
+            f"less, both in bf16. In this machine's memory one user of a million tokens would fit with "
             f"{', '.join(fits) if fits else 'none of the five'}."
         )
     else:
