@@ -1,6 +1,6 @@
 """Does the diagnosis agree with the server's own timings? Figures for real servers on this machine, and the mock.
 
-    python benchmarks/diagnose.py                        the mock over HTTP, llama.cpp (if xllamacpp is here)
+    python benchmarks/diagnose.py                        the mock over HTTP, labkit serve, llama.cpp (xllamacpp)
     python benchmarks/diagnose.py http://127.0.0.1:8000  any server that is running: vLLM, transformers serve, ...
 
 For each: the client's median TTFT and time per token beside what the server says of itself, and their ratio.
@@ -10,11 +10,15 @@ Run it on a quiet machine: a server's threads, the client and everybody else sha
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+
+import httpx
 
 from labkit import diagnose
 from labkit.checkpoint.fetch import cached_path
@@ -41,6 +45,25 @@ def llama_cpp(n_threads: int) -> Iterator[str]:
         it.wait(30)
 
 
+@contextlib.contextmanager
+def labkit_serve() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "labkit.cli", "serve", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as it:
+        try:
+            while it.poll() is None:
+                with contextlib.suppress(httpx.HTTPError):
+                    httpx.get(url + "/v1/models").raise_for_status()
+                    break
+                time.sleep(0.5)
+            yield url
+        finally:
+            it.terminate()
+
+
 def rows(name: str, report: Report, busy: float) -> str:
     """One line a figure: ours, the server's, the ratio."""
     told = [s for s in report.streams if "prompt_ms" in s.timings and s.recording.meta["probe"] in ("length", "stream")]
@@ -51,7 +74,7 @@ def rows(name: str, report: Report, busy: float) -> str:
         lines.append(f"  first token   here {ours:8.1f} ms   server {theirs:8.1f} ms   ratio {ours / theirs:.3f}")
         pace = [s for s in told if s.tpot_s and s.timings.get("predicted_n", 0) > 1]
         ours = median(s.tpot_s or 0.0 for s in pace) * 1e3
-        theirs = median(s.timings["predicted_ms"] / s.timings["predicted_n"] for s in pace)
+        theirs = median(s.timings["predicted_ms"] / (s.timings["predicted_n"] - 1) for s in pace)
         lines.append(f"  a token       here {ours:8.2f} ms   server {theirs:8.2f} ms   ratio {ours / theirs:.3f}")
     for what, mean in report.server_means.items():
         lines.append(f"  its metrics   {what} {mean * 1e3:,.2f} ms in the mean over all probes")
@@ -72,6 +95,8 @@ def main() -> None:
     quirks = Quirks(prefill_tok_s=1500, decode_s=0.01, fixed_s=0.002, says_timings=True)
     with LoopbackServer(quirks) as server:
         measure("mock over HTTP (truth: 1,500 tokens/s, 10 ms a token)", server.url)
+    with labkit_serve() as url:
+        measure("labkit serve, SmolLM2-135M", url)
     try:
         import xllamacpp  # noqa: F401
     except ImportError:

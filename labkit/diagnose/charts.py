@@ -51,7 +51,7 @@ def bars(rows: Sequence[tuple[str, str, float, float]]) -> str:
     if not rows:
         return ""
     end = max(to for *_, to in rows) or 1.0
-    height, left = 24 * len(rows) + 34, 150
+    height, left = 24 * len(rows) + 8, 150
     parts = []
     for idx, (who, what, begin, to) in enumerate(rows):
         a = left + (WIDTH - left - 70) * begin / end
@@ -61,7 +61,7 @@ def bars(rows: Sequence[tuple[str, str, float, float]]) -> str:
         parts.append(
             f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(f"{who}: {what}")}</text>'
             f'<g class="{kind}"><rect x="{a:.1f}" y="{y}" width="{width:.1f}" height="17"/></g>'
-            f'<text x="{a + width + 5:.1f}" y="{y + 13}">{to - begin:,.4g} ms</text>'
+            f'<text x="{a + width + 5:.1f}" y="{y + 13}">{_figure(to - begin)} ms</text>'
         )
     return _svg("".join(parts), height, "waterfall of one request")
 
@@ -75,7 +75,9 @@ def ticks(times_ms: Sequence[float], end_ms: float) -> str:
         for t in times_ms
     )
     axis = f'<line class="axis" x1="{RIGHT}" x2="{WIDTH - RIGHT}" y1="48" y2="48"/>'
-    words = f'<text x="{RIGHT}" y="66">0</text><text x="{WIDTH - RIGHT}" y="66" text-anchor="end">{end:,.4g} ms</text>'
+    words = (
+        f'<text x="{RIGHT}" y="66">0</text><text x="{WIDTH - RIGHT}" y="66" text-anchor="end">{_figure(end)} ms</text>'
+    )
     return _svg(marks + axis + words, 72, "when each event came")
 
 
@@ -86,11 +88,15 @@ def _axes(right: float, top: float, x: str, y: str) -> str:
         at = LEFT + (WIDTH - LEFT - RIGHT) * share
         anchor = "end" if share == 1.0 else "middle"
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{top * share:,.4g}</text>')
-        parts.append(f'<text x="{at:.1f}" y="{base + 16}" text-anchor="{anchor}">{right * share:,.4g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{_figure(top * share)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{base + 16}" text-anchor="{anchor}">{_figure(right * share)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>')
     parts.append(f'<text class="unit" x="{LEFT + 4}" y="{TOP + 12}">{escape(y)}</text>')
     return "".join(parts)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _ceiling(value: float) -> float:

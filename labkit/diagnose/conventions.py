@@ -130,7 +130,10 @@ def spread(stream: Stream) -> str:
     for column, words in (("TTFT ms", "TTFT"), ("ITL mean ms", "mean ITL"), ("ITL p99 ms", "ITL p99")):
         values = [row[column] for row in table if row[column]]
         if values:
-            parts.append(f"{words} from {min(values):,.1f} to {max(values):,.1f} ms")
+            low, high = min(values), max(values)
+            parts.append(
+                f"{words} {low:,.1f} ms" if high - low < 0.05 else f"{words} from {low:,.1f} to {high:,.1f} ms"
+            )
     return "The same bytes, by the tools' own definitions: " + ", ".join(parts) + "."
 
 

@@ -28,11 +28,13 @@ h2 { font-size: 18px; margin: 32px 0 8px; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 20px; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: 4px; }
 .legend { color: var(--soft); font-size: 13px; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
+svg { width: 100%; max-width: 640px; height: auto; display: block; }
+svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 .axis { stroke: var(--line); } .fit { fill: none; stroke: var(--soft); stroke-dasharray: 5 4; stroke-width: 1.5; }
 .s0 { fill: var(--one); } .s1 { fill: var(--two); } .tick { stroke: var(--one); stroke-width: 1.5; opacity: .75; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 14px; min-width: 100%; }
+.scroll { overflow-x: auto; margin-top: 14px; } table { border-collapse: collapse; font-size: 14px; min-width: 100%; }
 caption { text-align: left; padding-bottom: 4px; }
+td { min-width: 7ch; } td:last-child:not(.n) { min-width: 26ch; }
 th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 """
@@ -92,7 +94,7 @@ def pictures(report: Report) -> list[str]:
         again = [(n_prompt(s), (s.ttft_s or 0.0) * 1e3) for s in report.streams if s.tokens and _came_again(s)]
         series = [("a fresh prompt", dots), ("one that came again", again)] if again else [("", dots)]
         found.append(_figure("Slow to start?", charts.xy(series, x="prompt tokens", y="TTFT, ms", lines=[line])))
-        paced = [(n_prompt(s) + len(s.tokens) / 2, s.tpot_s * 1e3) for s in lengths if s.tpot_s]
+        paced = [(n_prompt(s) + len(s.tokens) / 2, s.tpot_s * 1e3) for s in lengths if s.tpot_s is not None]
         found.append(_figure("Slow to stream?", charts.xy([("", paced)], x="context, tokens", y="ms a token")))
     if seen.loads:
         ttft = [(1.0, (seen.ttft_s or 0.0) * 1e3), *((float(each.n), each.ttft_s * 1e3) for each in seen.loads)]

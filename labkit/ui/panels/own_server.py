@@ -71,7 +71,8 @@ def shown(report: Report) -> Result:
     """A report as a panel shows it: pictures, findings, both clocks, and the figures as the table."""
     pictures = f'<div class="lk-charts">{"".join(page.pictures(report))}</div>'
     notes = "".join(map(finding_note, report.findings))
-    words = [fall.sentence] if (fall := report.waterfall()) is not None else []
+    words = {"measured": [], "simulated": ["Simulated."], "recorded": ["From a recording."]}[report.source]
+    words += [fall.sentence] if (fall := report.waterfall()) is not None else []
     bars = page.waterfall_chart(report)
     both = f'<div class="lk-charts"><figure><figcaption>One request, by both clocks</figcaption>{bars}</figure></div>'
     tables = (
@@ -82,7 +83,7 @@ def shown(report: Report) -> Result:
         if tables
         else ""
     )
-    summary = f"**{report.verdict.symptom.capitalize()}**: {report.verdict.title}. " + " ".join([*words, *report.notes])
+    summary = " ".join([*words, *report.notes])
     extra = notes + pictures + (both if bars else "") + folded
     return Result(None, report.figures(), summary, f"{report.where} ({report.source})", extra, data=report)
 
