@@ -99,7 +99,7 @@ class Service:
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="labkit-serving", daemon=True)
         if start:
-            self._thread.start()
+            self.start()
 
     # --- for those who ask ----------------------------------------------------------------------------
 
@@ -196,6 +196,10 @@ class Service:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def start(self) -> None:
+        """Begin to serve: for requests that are all to be there at the first step."""
+        self._thread.start()
 
     # --- the work -------------------------------------------------------------------------------------
 

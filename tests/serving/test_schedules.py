@@ -16,6 +16,7 @@ from labkit.kvcache import Paged
 from labkit.serving import ChunkedPrefill, Continuous, Service, Static, TooBusy
 from labkit.serving.arrivals import Ask, Bursts, Fixed, Poisson, play, read_recorded
 from labkit.serving.figures import Timing, figures, figures_of, gantt, waste
+from labkit.serving.paper import n_steps
 
 pytestmark = pytest.mark.usefixtures("bookkeeping")
 
@@ -153,6 +154,13 @@ def test_what_breaks_reaches_the_reader_and_the_next_is_served(model, monkeypatc
     with pytest.raises(RuntimeError, match="closed"):
         service.submit("Hello")
     assert service.engine.cache.allocator.n_used == 0
+
+
+@pytest.mark.parametrize("scheduler", [Static(max_requests=3), Continuous(max_requests=3)])
+def test_the_count_on_paper_is_what_the_service_takes(model, scheduler):
+    answers = [9, 2, 2, 5, 1, 7, 3]
+    service = served(model, scheduler, [(1, n) for n in answers])
+    assert n_steps(scheduler, answers) == len(service.moments)
 
 
 # --- arrivals
