@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from labkit.perf.trace import Trace
     from labkit.pipeline import Completion, Pipeline, Run
     from labkit.registry import ComponentInfo, components
+    from labkit.serving.remote import Remote
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "ComponentInfo",
     "Model",
     "Pipeline",
+    "Remote",
     "Run",
     "Sampling",
     "Trace",
@@ -42,6 +44,7 @@ _ROOMS = {
     "labkit.pipeline": ("Completion", "Pipeline", "Run"),
     "labkit.registry": ("ComponentInfo", "components"),
     "labkit.serving": (),
+    "labkit.serving.remote": ("Remote",),
 }
 
 

@@ -244,7 +244,7 @@ def test_the_face_is_lean():
 def test_the_face_has_the_promised_names():
     import labkit
 
-    promised = {"models", "load", "Pipeline", "Sampling", "components", "Run", "Completion", "Trace", "Model"}
+    promised = {"models", "load", "Pipeline", "Sampling", "components", "Run", "Completion", "Trace", "Model", "Remote"}
     assert promised <= set(labkit.__all__)
     assert all(getattr(labkit, name) is not None for name in labkit.__all__)
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):

@@ -20,6 +20,8 @@ class Ask:
     max_new_tokens: int = 32
     messages: tuple[dict[str, str], ...] = ()
     temperature: float = 0.0
+    ignore_eos: bool = True
+    """An answer of the length asked for, where the server can be told so."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the body, sent as they are."""
     meta: dict[str, Any] = field(default_factory=dict)
@@ -195,21 +197,18 @@ class Dialect:
     body: Callable[[Ask, str | None], tuple[dict[str, Any], dict[str, Any]]]
 
 
-_COUNTED = {
-    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    "ignore_eos": True,
-}
-"""Counts with every event (vLLM, SGLang), and an answer of the length asked for."""
+_COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+"""Counts with every event (vLLM, SGLang, labkit)."""
 
 
 def _chat_body(ask: Ask, model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     body = {"messages": ask.chat, "max_tokens": ask.max_new_tokens, "temperature": ask.temperature, "stream": True}
-    return ({"model": model} if model else {}) | body | ask.extra, _COUNTED
+    return ({"model": model} if model else {}) | body | ask.extra, _COUNTED | {"ignore_eos": ask.ignore_eos}
 
 
 def _completions_body(ask: Ask, model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     body = {"prompt": ask.text, "max_tokens": ask.max_new_tokens, "temperature": ask.temperature, "stream": True}
-    return ({"model": model} if model else {}) | body | ask.extra, _COUNTED
+    return ({"model": model} if model else {}) | body | ask.extra, _COUNTED | {"ignore_eos": ask.ignore_eos}
 
 
 def _tgi_body(ask: Ask, model: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
