@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from labkit.checkpoint.placement import check_fits
-from labkit.checkpoint.stored_rows import StoredRows, can_hold, put_in
+from labkit.checkpoint.stored_rows import Rows, can_hold, put_in
 from labkit.model.config import ModelConfig, dtype_name
 from labkit.model.transformer import Transformer
 
@@ -54,7 +54,7 @@ def assemble(
     """Build the model that ``config`` describes from named ``tensors`` (labkit's names).
 
     ``n_stored``: how many values the file holds, which is what must fit (a wrong config may claim more).
-    A ``StoredRows`` becomes a packed linear where the model has a linear or an embedding, else it is unpacked.
+    ``Rows`` become a packed linear where the model has a linear or an embedding, else it is unpacked.
     ``borrowed``: the tensors live in a mapped file, so each is copied; the model never depends on the file later.
     Raises ValueError that names the tensors which are missing, unexpected, wrong-shaped, or hold NaN.
     """
@@ -63,15 +63,15 @@ def assemble(
     check_fits(n_stored, dtype, device, name)
     state: dict[str, Tensor] = {}
     unexpected, wrong, sums = [], [], {}
-    packed: dict[str, StoredRows] = {}
+    packed: dict[str, Rows] = {}
     for key, tensor in tensors:
-        if key not in wanted or key in state:
+        if key not in wanted or key in state or key in packed:
             unexpected.append(key)
         elif tuple(tensor.shape) != wanted[key]:
             wrong.append(f"{key} is {tuple(tensor.shape)}, should be {wanted[key]}")
-        elif isinstance(tensor, StoredRows) and can_hold(transformer, key):
+        elif isinstance(tensor, Rows) and can_hold(transformer, key):
             packed[key] = tensor
-        elif isinstance(tensor, StoredRows):
+        elif isinstance(tensor, Rows):
             state[key] = tensor.unpack(dtype).to(device)
         elif not tensor.is_floating_point():
             wrong.append(f"{key} holds {str(tensor.dtype).removeprefix('torch.')}, should be floating point")

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from labkit import backends, registry
-from labkit.checkpoint import heads
+from labkit.checkpoint import heads, packed
 from labkit.checkpoint.assemble import assemble
 from labkit.checkpoint.catalogue import DEFAULT, RANDOM, catalogue, models
 from labkit.checkpoint.fetch import fetch_default
 from labkit.checkpoint.gguf import TensorInfo
 from labkit.checkpoint.gguf_parts import only_model, open_gguf
 from labkit.checkpoint.hub import fetch_from_hub, is_hub_id
-from labkit.checkpoint.names import Named
 from labkit.checkpoint.notes import note
 from labkit.checkpoint.placement import choose_device, choose_dtype
 from labkit.checkpoint.random_weights import byte_vocabulary, random_transformer
 from labkit.checkpoint.safetensors import PICKLED, read_json, read_tensors, tensor_shapes, weight_files
-from labkit.checkpoint.stored_rows import stored_format
+from labkit.checkpoint.stored_rows import held_format
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensors_from_gguf, tensors_from_hf
 from labkit.model import Model
 from labkit.model.config import ModelConfig, dtype_name
 from labkit.model.transformer import Transformer
-from labkit.quant import Stored, WeightFormat
+from labkit.quant import WeightFormat
 from labkit.quant.blocks import FORMATS
+from labkit.quant.calibrated import Calibrated
+from labkit.quant.format import replace_head
 
-Loaded = tuple[Transformer, Any]
+Loaded = tuple[Any, Any]
+"""A transformer (None where nobody asked for it) and a tokenizer."""
 DEFAULT_WEIGHTS = "plain"
 """What ``weights=None`` means."""
 
@@ -42,9 +44,13 @@ class Target(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     keep: bool
-    """Whether matrices that the file packs stay packed."""
+    """Whether ggml's blocks stay as they are."""
+    keep_groups: bool = False
+    """Whether the matrices of a GPTQ, AWQ or compressed-tensors file stay packed."""
     say: bool = False
     """Whether to say what became of packed matrices: nobody has chosen."""
+    weights: bool = True
+    """False: only the tokenizer is wanted."""
 
 
 def load(
@@ -54,6 +60,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     weights: Any = None,
     backend: Any = "auto",
+    progress: Callable[[float, str], Any] | None = None,
 ) -> Model:
     """A model that runs, by name.
 
@@ -62,8 +69,11 @@ def load(
     device    auto (CUDA when there is one), cpu, cuda, cuda:1, mps
     dtype     auto (bf16 where the hardware has it), fp32, bf16, fp16
     weights   "plain" unpacks them into ``dtype``, "stored" keeps a GGUF file's own blocks, None is the better of the
-              two here; else the name or config of a quantised form (``labkit.components("weights")``)
+              two here (a GPTQ, AWQ or compressed-tensors file stays packed); else the name or config of a format
+              (``labkit.components("weights")``)
     backend   which kernels; auto picks by device
+    progress  is told ``(share, words)`` of a calibration ("gptq-int4", "awq-int4": minutes, once); what it raises
+              cancels. None prints a line now and then
 
     Raises ValueError that lists the choices for an unknown name, device, dtype or component, and that names what
     is wrong with a damaged file; FileNotFoundError, ConnectionError and OSError for files, network and disk.
@@ -75,11 +85,17 @@ def load(
         registry.find("backend", backend)
     backends.start(backend, place)
     component, config = chosen
-    (transformer, tokenizer), source = _resolve(
-        str(name), Target(place, kind, keep=isinstance(config, Stored), say=weights is None and name != DEFAULT)
-    )
-    if isinstance(config, Stored):
-        held = stored_format(transformer)  # the file decides
+    keep = getattr(config, "from_file", False)
+    said = weights is None and name != DEFAULT
+    target = Target(place, kind, keep=keep, keep_groups=keep or weights is None, say=said)
+    if isinstance(config, Calibrated):
+        (transformer, tokenizer), source = _calibrated(str(name), config, target, progress)
+    else:
+        (transformer, tokenizer), source = _resolve(str(name), target)
+    if target.keep_groups:
+        held = held_format(transformer)  # the file decides
+    elif isinstance(config, Calibrated):
+        held = config
     elif isinstance(config, WeightFormat):
         transformer, held = component.build(config, transformer=transformer), config
     else:
@@ -89,6 +105,26 @@ def load(
     tokenizer.settle()
     held = held and registry.named("weights", held)
     return Model(transformer, tokenizer, name=str(name), weights=held, backend=backend, source=source)
+
+
+def _calibrated(name: str, config: Calibrated, target: Target, progress: Any) -> tuple[Loaded, str]:
+    """The model with its integers chosen by a text: from the cache folder, after a calibration when it is not there."""
+    from labkit.checkpoint import quantized
+
+    (_, tokenizer), source = _resolve(name, target._replace(weights=False))
+    shape = catalogue()["random"].get(name.removeprefix(RANDOM)) if name.startswith(RANDOM) else None
+    folder = quantized.folder_of(source, config)
+    if not quantized.is_there(folder):
+        plain = Target(torch.device("cpu"), torch.float32, keep=False)
+        (transformer, _), _ = _resolve(name, plain)
+        at = Path(source) if Path(source).exists() or shape else fetch_from_hub(source)
+        settings = quantized.settings_of(at) if shape is None else shape
+        quantized.make(
+            folder, config, transformer=transformer, tokenizer=tokenizer, settings=settings, progress=progress
+        )
+        del transformer
+    transformer = _transformer_in(folder, weight_files, target._replace(keep_groups=True))
+    return (replace_head(transformer, config.top), tokenizer), source
 
 
 def _resolve(name: str, target: Target) -> tuple[Loaded, str]:
@@ -135,6 +171,8 @@ def _from_gguf(path: Path, target: Target) -> Loaded:
     from labkit.tokenizer import Tokenizer
 
     with open_gguf(path) as file:
+        if not target.weights:
+            return None, Tokenizer.from_gguf(file.metadata)
         shapes = {name: info.shape for name, info in file.tensors.items()}
         config = config_from_gguf(file.metadata, shapes, file.tensor)
         _check_tensor_count(config, len(shapes), path.name)
@@ -150,11 +188,11 @@ def _from_gguf(path: Path, target: Target) -> Loaded:
 
 def _say_unpacked(name: str, tensors: Iterable[TensorInfo], dtype: torch.dtype) -> None:
     """What packed matrices became, and how to have them otherwise."""
-    packed = [info for info in tensors if info.kind in FORMATS and len(info.shape) > 1]
-    if not packed:
+    found = [info for info in tensors if info.kind in FORMATS and len(info.shape) > 1]
+    if not found:
         return
-    kinds = ", ".join(sorted({info.kind for info in packed}))
-    n_bytes, n_values = sum(info.nbytes for info in packed), sum(math.prod(info.shape) for info in packed)
+    kinds = ", ".join(sorted({info.kind for info in found}))
+    n_bytes, n_values = sum(info.nbytes for info in found), sum(math.prod(info.shape) for info in found)
     note(
         f"{name} packs its matrices as {kinds} ({n_bytes / 1e6:,.0f} MB); they are unpacked into {dtype_name(dtype)} "
         f"({n_values * dtype.itemsize / 1e6:,.0f} MB), the same values. weights='stored' keeps them as they are."
@@ -178,27 +216,31 @@ def _from_safetensors_file(path: Path, target: Target) -> Loaded:
 
 
 def _from_safetensors(folder: Path, files_of: Any, target: Target) -> Loaded:
+    transformer = _transformer_in(folder, files_of, target) if target.weights else None
+    return transformer, _tokenizer_in(folder)
+
+
+def _transformer_in(folder: Path, files_of: Any, target: Target) -> Transformer:
     settings = read_json(folder / "config.json")
-    if settings.get("quantization_config"):
-        method = settings["quantization_config"]
-        method = method.get("quant_method") if isinstance(method, dict) else method
-        raise ValueError(f"{folder} holds packed weights ({method}), which this labkit does not read.")
+    packs = settings.get("quantization_config")
+    layout = packed.layout_of(packs, folder.name) if packs else None
     config = config_from_hf(settings)
     files = files_of(folder)
     shapes = tensor_shapes(files)
     config = heads.settled(config, shapes, files)
     _check_tensor_count(config, len(shapes), folder.name)
-    tensors: Iterator[Named] = tensors_from_hf(config, read_tensors(files))
-    transformer = assemble(
+    tensors: Iterator[Any] = read_tensors(files)
+    if layout is not None:
+        tensors = packed.gathered(layout, list(shapes), tensors, keep=target.keep_groups)
+    return assemble(
         config,
-        tensors,
+        tensors_from_hf(config, tensors),
         device=target.device,
         dtype=target.dtype,
         name=folder.name,
         n_stored=_n_values(shapes),
         borrowed=True,
     )
-    return transformer, _tokenizer_in(folder)
 
 
 def _tokenizer_in(folder: Path) -> Any:
@@ -217,6 +259,8 @@ def _from_shape(name: str, settings: dict[str, Any], target: Target) -> Loaded:
     from labkit.tokenizer import Tokenizer
 
     config = config_from_hf(settings)
+    if not target.weights:
+        return None, Tokenizer.from_gguf(byte_vocabulary(config.vocab_size))
     transformer = random_transformer(config, device=target.device, dtype=target.dtype, name=name)
     return transformer, Tokenizer.from_gguf(byte_vocabulary(config.vocab_size))
 

@@ -96,6 +96,19 @@ def tensors_from_hf(config: ModelConfig, tensors: Mapping[str, torch.Tensor] | I
         yield "embedding.weight", head[1]
 
 
+def to_hf(config: ModelConfig, name: str) -> str:
+    """The name that transformers gives to labkit's tensor or module ``name``, in models that store nothing fused; one
+    that ``tensors_from_hf`` reads back for every family."""
+    layer = re.fullmatch(r"layers\.(\d+)\.([\w.]+?)(\.(?:weight|bias)\w*)?", name)
+    if layer is None:
+        module, dot, kind = name.rpartition(".")
+        stem = {"embedding": "embed_tokens", "positions": "wpe", "final_norm": "norm"}.get(module)
+        return f"model.{stem}.{kind}" if stem else f"lm_head{dot}{kind}" if module == "head" else name
+    back = {own: theirs for theirs, own in reversed(_MODULES.items())}
+    back |= {own: theirs for theirs, own in _NORMS[config.layers[int(layer[1])].norms].items()}
+    return f"model.layers.{layer[1]}.{back[layer[2]]}{layer[3] or ''}"
+
+
 def _unwrapped(name: str) -> str:
     wrapper = next((prefix for prefix in _WRAPPERS if name.startswith(prefix)), "")
     return name[len(wrapper) :]

@@ -87,16 +87,18 @@ def replace(module: Any, name: str, linear: Any) -> None:
     setattr(module.get_submodule(parent), leaf, linear)
 
 
-def replace_head(transformer: Any, head: Callable[[nn.Linear], PackedLinear]) -> Any:
-    """Pack the head, and let a tied embedding look its rows up there. Returns the transformer."""
+def replace_head(transformer: Any, head: Callable[[nn.Linear], Any]) -> Any:
+    """Pack the head, and let a tied embedding look its rows up there. A ``head`` that gives the linear back leaves
+    both as they are. Returns the transformer."""
     if transformer.head is not None:
         transformer.head = head(transformer.head)
         return transformer
     dtype = transformer.dtype
     tied = nn.Linear(*reversed(transformer.embedding.weight.shape), bias=False, device="meta")
     tied.weight = transformer.embedding.weight
-    transformer.head = head(tied)
-    transformer.embedding = PackedEmbedding(transformer.head, dtype)
+    made = head(tied)
+    if made is not tied:
+        transformer.head, transformer.embedding = made, PackedEmbedding(made, dtype)
     return transformer
 
 

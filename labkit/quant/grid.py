@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,11 @@ class Groups:
     @property
     def group_size(self) -> int:
         return self.codes.shape[1] // self.scales.shape[1]
+
+    def rows(self, which: Any) -> Groups:
+        """Some rows: a slice, or their numbers."""
+        zeros, minima = (None if t is None else t[which] for t in (self.zeros, self.minima))
+        return Groups(self.bits, self.codes[which], self.scales[which], zeros, minima)
 
     def dequantize(self) -> Tensor:
         """float32 (N, K)."""
@@ -89,9 +95,11 @@ class Grid:
         """What the codes (float, (..., n)) stand for."""
         return _values(codes, self.bits, scales, zeros, minima)
 
-    def nearest(self, weight: Tensor, group_size: int) -> Groups:
-        """Round to nearest: (N, K) -> ``Groups``. Raises ValueError when group_size does not divide K."""
-        check_group_size(weight.shape[1], group_size)
+    def nearest(self, weight: Tensor, group_size: int, *, any_size: bool = False) -> Groups:
+        """Round to nearest: (N, K) -> ``Groups``. Raises ValueError when group_size does not divide K, or (unless
+        ``any_size``) is none that the menu has."""
+        if not any_size:
+            check_group_size(weight.shape[1], group_size)
         parts = []
         for rows in _pieces(weight):
             groups = rows.unflatten(1, (-1, group_size))

@@ -47,7 +47,7 @@ class W8A8(Int8):
     round_tokens: ClassVar[bool] = True
 
 
-class _Grouped(WeightFormat):
+class GroupedFormat(WeightFormat):
     """Codes of ``bits`` in groups, on a grid of ``kind``, and a head in int8 or in the same form."""
 
     group_size: int
@@ -72,7 +72,7 @@ class _Grouped(WeightFormat):
 
 
 @dataclass(frozen=True)
-class Int4(_Grouped):
+class Int4(GroupedFormat):
     """Grouped int4. ``group_size`` must divide every layer's inputs (576 = 9 * 64: 32 or 64 on SmolLM2)."""
 
     bits: ClassVar[int] = 4
@@ -102,7 +102,7 @@ class Int2(Int4):
 
 
 @dataclass(frozen=True)
-class RTN(_Grouped):
+class RTN(GroupedFormat):
     """Round to nearest on any grid: 2 to 8 bits, in groups, with a zero point, without, or with a float minimum."""
 
     bits: int = option(4, choices=(2, 3, 4, 5, 6, 8), help="bits a weight, scales not counted")

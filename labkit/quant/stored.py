@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.quant import block_groups, blocks
+from labkit.quant import block_groups, blocks, grouped, size
 from labkit.quant.format import WeightFormat, register_format
-from labkit.quant.grid import Groups
+from labkit.quant.grid import GROUP_SIZES, Grid, Groups
+from labkit.quant.grouped import linear_of
 from labkit.quant.linear import PackedLinear
 from labkit.registry import register
 
@@ -103,10 +104,44 @@ def _nbytes(kind: str, n_out: int, n_in: int) -> int | None:
 
 
 @dataclass(frozen=True)
+class Packed(WeightFormat):
+    """As a GPTQ, AWQ or compressed-tensors file packs the layers; the head is plain. ``group_size`` 0: a group is a
+    whole row. ``ordered``: a column's input is stored beside it (act-order)."""
+
+    from_file: ClassVar[bool] = True
+    bits: int = 4
+    group_size: int = 128
+    kind: str = "asymmetric"
+    ordered: bool = False
+
+    def layer(self, name: str, linear: nn.Linear) -> PackedLinear:
+        n_in = linear.in_features
+        group = self.group_size if self.group_size and n_in % self.group_size == 0 else n_in
+        order = torch.arange(n_in, dtype=torch.int32) if self.ordered else None
+        return linear_of(
+            Grid(self.bits, self.kind).nearest(linear.weight, group, any_size=True), linear.bias, order=order
+        )
+
+    def top(self, linear: nn.Linear) -> Any:
+        return linear
+
+    def layer_nbytes(self, n_out: int, n_in: int, name: str = "") -> int:
+        group = self.group_size or n_in
+        if self.ordered or group not in GROUP_SIZES:
+            plain = grouped.nbytes(n_out, n_in, bits=self.bits, group_size=group, kind=self.kind)
+            return plain + (4 * n_in if self.ordered else 0)
+        return size.groups_nbytes(n_out, n_in, bits=self.bits, group_size=group, kind=self.kind)
+
+    def top_nbytes(self, n_out: int, n_in: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
 class Plain:
     """Numbers of the model's dtype, whatever the file packed: no format at all."""
 
 
+register_format("packed", Packed, summary="As a GPTQ, AWQ or compressed-tensors file packs them")
 register_format("stored", Stored, summary="As the file packs them: nothing unpacked, nothing rounded again")
 
 

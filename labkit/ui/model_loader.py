@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from labkit.ui.runner import Job, Runner
+from labkit import registry
+from labkit.ui.runner import Job, Runner, Stopped
 from labkit.ui.session import DEFAULT_MODEL, shelf
 
 POLL_S = 0.05
@@ -21,6 +22,7 @@ class ModelLoader:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._wanted: dict[str, Any] = {}
+        self._calibrating = ""
         self._runner = Runner(on_tick=lambda job: on_change(self), on_end=self._end)
 
     @property
@@ -28,14 +30,17 @@ class ModelLoader:
         """What it is doing, for the status line."""
         job = self._runner.job
         name = self._wanted.get("name", "the model")
+        if self._calibrating:
+            return self._calibrating
         taken = f" ({job.elapsed_s:.0f} s)" if job and job.elapsed_s >= 1 else ""
         return f"{_first_words(name)} {name}{_how(self._wanted)} ...{taken}"
 
     def request(self, options: dict[str, Any]) -> None:
-        """Begin to load, unless it is at hand. A request during a load is served after it."""
+        """Begin to load, unless it is at hand. A request during a load is served after it. What would take a
+        calibration first waits for Run: choosing a line of a menu is not asking for minutes of work."""
         with self._lock:
             self._wanted = dict(options)
-            if shelf.holds(**options):
+            if shelf.holds(**options) or _calibrates(options):
                 return
         self.error, self.loading = None, True
         self._runner.start(self._load)
@@ -46,9 +51,14 @@ class ModelLoader:
             self._wanted = dict(options)
         done, box = threading.Event(), []
 
+        def told(share: float, words: str) -> None:
+            self._calibrating = words
+            if job.stopped:
+                raise Stopped
+
         def fetch() -> None:
             try:
-                box.append(shelf.get(**options))
+                box.append(shelf.get(progress=told if _calibrates(options) else None, **options))
             except BaseException as error:  # noqa: BLE001 - raised below, in the run
                 box.append(error)
             done.set()
@@ -56,8 +66,11 @@ class ModelLoader:
         if job.foreground or shelf.holds(**options):
             return shelf.get(**options)
         threading.Thread(target=fetch, name="labkit-load", daemon=True).start()
-        while not done.wait(POLL_S):
-            job.progress(-1.0, self.words)
+        try:
+            while not done.wait(POLL_S):
+                job.progress(-1.0, self.words)
+        finally:
+            self._calibrating = ""
         if isinstance(box[0], BaseException):
             raise box[0]
         return box[0]
@@ -73,6 +86,11 @@ class ModelLoader:
         self.loading = False
         self.error = job.error if isinstance(job.error, Exception) else None
         self._on_change(self)
+
+
+def _calibrates(options: dict[str, Any]) -> bool:
+    weights = options.get("weights")
+    return weights is not None and bool(getattr(registry.find("weights", weights)[1], "calibrates", False))
 
 
 def _how(options: dict[str, Any]) -> str:

@@ -29,8 +29,9 @@ class ModelShelf:
         key, model = self._key, self._model
         return model if key == _key(name, options) else None
 
-    def get(self, name: str = DEFAULT_MODEL, **options: Any) -> Any:
-        """``labkit.load(name, **options)``, or the model at hand when it was loaded with the same words."""
+    def get(self, name: str = DEFAULT_MODEL, *, progress: Any = None, **options: Any) -> Any:
+        """``labkit.load(name, **options)``, or the model at hand when it was loaded with the same words. ``progress``
+        hears of a calibration and may cancel it."""
         import labkit
 
         with self._lock:
@@ -38,7 +39,8 @@ class ModelShelf:
             if self._key != key:
                 self._key, self._model = None, None
                 gc.collect()
-                self._model = labkit.load(name, **options)
+                told = {} if progress is None else {"progress": progress}
+                self._model = labkit.load(name, **options, **told)
                 self._key = key
             return self._model
 
