@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="where the weights go (data/recall)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    out = args.out or data_path("recall")
+    out = args.out or data_path("prompts").parent / "recall"
     if args.train:
         out.mkdir(parents=True, exist_ok=True)
         for seed in args.seeds:

@@ -63,7 +63,7 @@ def compare(job: Any, *, what: str) -> Result:
     if is_cache:
         figure.add_hline(y=own, line={"color": theme.GREY, "dash": "dash", "width": 1.5})
         figure.add_annotation(
-            text=f"all of this machine's memory: {own / 2**30:.0f} GiB",
+            text=f"this machine: {own / 2**30:.0f} GiB",
             x=0.01,
             xref="paper",
             xanchor="left",
@@ -188,9 +188,10 @@ def measure_recall(job: Any, *, n_facts: int) -> Result:
             }
         )
         data[kind] = {"nbytes": nbytes, "recall": shares}
-    theme.figure_layout(figure, x="bytes of the cached rows of 64 tokens, bf16", y="share answered rightly", height=420)
+    theme.figure_layout(figure, x="bytes of cached rows, bf16", y="share answered rightly", height=420)
     figure.update_layout(legend={"y": 1.02}, margin={"t": 70})
-    figure.update_xaxes(type="log", tickvals=[512, 1024, 2048, 4096, 8192, 16_384])
+    ticks = [512, 1024, 2048, 4096, 8192, 16_384]
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{n:,}" for n in ticks])
     figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
     figure.add_hline(y=1 / toys.N_VALUES, line={"color": theme.GREY, "dash": "dot", "width": 1.5})
     best = max(rows, key=lambda row: row["recall"])
