@@ -24,12 +24,12 @@ class Table:
         self._transformer = transformer
         self._numbers: np.ndarray | None = None
         self._scales: np.ndarray | None = None
-        self._kind, self._rounded = plan.FORMATS["fp32"], weight.dtype == torch.bfloat16
+        self._kind, self._rounded = plan.FP32, weight.dtype == torch.bfloat16
         if config.embedding_scale != 1.0 or transformer.positions is not None:
             return
         if head is not None and head.kind == "int8":
             self._numbers, self._scales = head.weight.numpy()[:, : head.in_features], head.scales.numpy()
-            self._kind = plan.INT8
+            self._kind = plan.PACKED
         elif head is None and weight.dtype == torch.float32:
             self._numbers = weight.numpy()
         elif head is None and weight.dtype == torch.bfloat16:

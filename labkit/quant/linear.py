@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.kernels import packed
+from labkit.kernels import packed, panel_layout
 from labkit.kernels.cpu import linear as compiled
+from labkit.kernels.panel_layout import Panels
 from labkit.quant import grid
 
 INT8_PAD = 32
@@ -27,12 +30,23 @@ class PackedLinear(nn.Module):
     """Why the compiled steps leave a model with such a linear to plain PyTorch; None when they have its product."""
     gpu_kind: int | None = None
     """The number under which the GPU's kernels know this layout; None: they do not."""
+    _panels: tuple[Any, Panels] | None = None
 
     def dequantize(self) -> Tensor:
         raise NotImplementedError
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` of W, float32 (len(ids), K): what an embedding that shares the head's weights looks up."""
+        raise NotImplementedError
+
+    def panels(self) -> Panels:
+        """The same weights as a CPU's compiled products read them: made when first asked for, and kept."""
+        stamp = self.weight.data_ptr(), self.weight._version
+        if self._panels is None or self._panels[0] != stamp:
+            self._panels = stamp, self._make_panels()
+        return self._panels[1]
+
+    def _make_panels(self) -> Panels:
         raise NotImplementedError
 
     def table_row(self) -> list[int]:
@@ -65,6 +79,9 @@ class Int8Linear(PackedLinear):
 
     def dequantize(self) -> Tensor:
         return self.weight[:, : self.in_features].float() * self.scales[:, None]
+
+    def _make_panels(self) -> Panels:
+        return panel_layout.pack_int8(self.weight[:, : self.in_features], self.scales, offset=self.round_tokens)
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.weight[ids, : self.in_features].float() * self.scales[ids, None]
@@ -105,6 +122,14 @@ class Int4Linear(PackedLinear):
         return packed.unpack_weight_int4(
             self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.in_features
         )
+
+    def _make_panels(self) -> Panels:
+        n, k = self.out_features, self.in_features
+        scales, zeros = (
+            None if t is None else grid.unpack_groups(t, n, k // self.group_size) for t in (self.scales, self.zeros)
+        )
+        assert scales is not None
+        return panel_layout.pack(grid.unpack_int4(self.weight, n, k), scales, bits=4, zeros=zeros)
 
     def rows(self, ids: Tensor) -> Tensor:
         panels, inverse = torch.unique(ids // grid.PANEL, return_inverse=True)

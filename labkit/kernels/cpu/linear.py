@@ -37,10 +37,7 @@ def multiply(row: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     squad = team.team(_here.n_threads)
     linear = np.asarray(row, np.int64)
     n_out, n_in = int(linear[plan.N_OUT]), int(linear[plan.N_IN])
-    padded = n_in + -n_in % 64
     flat = x.reshape(-1, n_in).float()
-    if linear[plan.FORMAT] == plan.INT4 and padded != n_in:
-        flat = torch.nn.functional.pad(flat, (0, padded - n_in))
     flat = flat.contiguous()
     out = torch.empty((len(flat), n_out + -n_out % 4), dtype=torch.float32)
     work = torch.empty(memory.product_bytes(len(flat), n_in, squad.n_threads), dtype=torch.uint8)

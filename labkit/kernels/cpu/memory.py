@@ -22,6 +22,8 @@ STORED_TILE = 64
 """The same of a cache that is read as it is stored."""
 PANEL_BYTES = 18 * 1024
 """What a panel takes at most; the tokens' numbers that pass it lie in the first-level cache beside it."""
+FEW_INPUTS = 2048
+"""Inputs of a panel that a few tokens pass as it comes from memory, before the next ones: scales take 8 bytes each."""
 MOST_ROWS = 96
 """Rows of an item of a prompt's attention (one token's heads may be more)."""
 STEP = 6
@@ -36,7 +38,7 @@ def room(widest, n_threads):
     """Float32 cells of a token's step: (offset of private parts, size of one, all)."""
     padded = (widest + 255) // 64 * 64
     shared = 8 * padded
-    private = 7 * padded + TILE
+    private = 7 * padded + TILE + own_bytes(1) // 4 // 16 * 16 + 16
     return shared, private, shared + n_threads * private
 
 
@@ -68,15 +70,20 @@ def own_floats(d, n_shared):
     return max(mine, panel_floats(d))
 
 
-def own_bytes(n_tokens, padded):
-    """A thread in a product: a panel, its blocks' scales, the last panel's output; or decode's activations."""
-    return max(PANEL_BYTES + padded // 32 * WORD + WORD * n_tokens, 16 * padded) + 256
+def record_bytes(n_in):
+    """A rounded token: 16 bits an input, a step a block of 64, a sum for each 16 inputs at most."""
+    padded = (n_in + 63) // 64 * 64
+    return (2 * padded + padded // 16 + padded // 4 + 63) // 64 * 64
+
+
+def own_bytes(n_tokens):
+    """A thread in a product: a panel, its scales and minima, the last panel's output."""
+    return PANEL_BYTES + 8 * FEW_INPUTS + WORD * n_tokens + 256
 
 
 def product_bytes(n_tokens, widest, n_threads):
-    """Products: rounded tokens with their steps and starts, and each thread's own."""
-    padded = (widest + 63) // 64 * 64
-    return n_tokens * (2 * padded + padded // 16 + 4) + 64 + n_threads * own_bytes(n_tokens, padded) + 256
+    """Products: rounded tokens, and each thread's own."""
+    return n_tokens * record_bytes(widest) + 64 + n_threads * own_bytes(n_tokens) + 256
 
 
 def private_bytes(widest, floats):
@@ -111,7 +118,7 @@ def cut(layer, n_tokens, n_parts):
 
 
 IN_COMPILED_CODE = (
-    room, whole, tile_bytes, all_bytes, panel_floats, own_floats, own_bytes, product_bytes, private_bytes,
+    room, whole, tile_bytes, all_bytes, panel_floats, own_floats, record_bytes, own_bytes, product_bytes, private_bytes,
     workspace_size, cut,
 )  # fmt: skip
 

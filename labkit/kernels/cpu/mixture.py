@@ -60,7 +60,7 @@ def choose(layer, scores, ids, gates):
 @jit
 def route(layer, x, scores, rank, n_threads):
     """This thread's share of the router's scores (E,) for x (M,)."""
-    first, end = share(layer[N_EXPERTS], 4, rank, n_threads)
+    first, end = share(layer[N_EXPERTS], 16, rank, n_threads)
     product(table(layer)[ROUTER], x, 0, scores, first, end)
 
 
@@ -85,7 +85,7 @@ def hidden(layer, x, scores, ids, gates, scratch, rank, n_threads):
     blocks.copy(scores, n_experts, scratch)
     choose(layer, scratch, ids, gates)
     linears, out = table(layer), scores + 4 * ((n_experts + 63) // 64 * 64)
-    first, end = share(layer[D_EXPERT], 8, rank, n_threads)
+    first, end = share(layer[D_EXPERT], 16, rank, n_threads)
     for e in carray(array_at(ids), (layer[N_ACTIVE],), np.int64):
         own = linears[FIRST_EXPERT + 3 * e : FIRST_EXPERT + 3 * e + 3]
         product(own[EXPERT_GATE], x, 0, scratch, first, end)

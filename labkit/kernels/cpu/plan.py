@@ -3,8 +3,9 @@
 ``plan(transformer)`` is made once a model and holds addresses of the model's own weights (nothing is copied but norms
 and biases, widened to float32) plus every size and switch. Rows of the tables:
 
-    linears (n, LINEAR)    FORMAT W SCALES ZEROS BIAS N_OUT N_IN STRIDE GROUP
-                           (int8: GROUP is whether tokens are rounded to bytes too)
+    linears (n, LINEAR)    FORMAT, the numbers at W, BIAS, N_OUT, N_IN; plain: STRIDE, bytes from row to row;
+                           packed (``labkit.kernels.panel_layout``): BITS, GROUP, SCALES and MINIMA with SCALE_BYTES and
+                           MINIMUM_BYTES of each (1: zero points), ZERO, and ROUNDS: how tokens are rounded
     layers  (n, LAYER)     sizes, switches, norm addresses, and each run's cache and rotary addresses
 """
 
@@ -21,11 +22,13 @@ from torch import Tensor, nn
 
 from labkit.kernels.cpu import cells
 from labkit.kernels.cpu.turnout import Turnout
+from labkit.kernels.panel_layout import BLOCK, Panels
 
-FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}
-FP32, BF16, INT8, INT4 = FORMATS.values()
-LINEAR = 9
-FORMAT, W, SCALES, ZEROS, BIAS, N_OUT, N_IN, STRIDE, GROUP = range(LINEAR)
+FP32, BF16, PACKED = range(3)
+LINEAR = 14
+FORMAT, W, SCALES, MINIMA, BIAS, N_OUT, N_IN, STRIDE, GROUP, BITS, SCALE_BYTES, MINIMUM_BYTES, ZERO, ROUNDS = range(LINEAR)
+TO_BYTES = 1024
+"""In ROUNDS, on top of the inputs that are summed up as integers: tokens become bytes. 0: they stay as they are."""
 Q, K, V, O, GATE, UP, DOWN = range(7)
 PER_LAYER = 7
 
@@ -224,33 +227,31 @@ def _linear(module: Any, kept: list[Tensor]) -> list[int]:
 
 def describe(module: Any, bias: int = 0) -> list[int]:
     """A linear (plain or packed) as a row of the table of linears; ``bias`` is the address of float32 numbers."""
-    weight, kind = module.weight, getattr(module, "kind", None)
-    if kind == "int8":
-        n_out, n_in = module.out_features, module.in_features
-        scales, rounds = module.scales.data_ptr(), int(module.round_tokens)
-        return [INT8, weight.data_ptr(), scales, 0, bias, n_out, n_in, weight.stride(0), rounds]
-    if kind == "int4":
-        zeros = 0 if module.zeros is None else module.zeros.data_ptr()
-        address, scales = weight.data_ptr(), module.scales.data_ptr()
-        n_blocks = weight.shape[1]
-        return [
-            INT4,
-            address,
-            scales,
-            zeros,
-            bias,
-            module.out_features,
-            module.in_features,
-            n_blocks,
-            module.group_size,
-        ]
-    return _plain(weight, bias)
+    if not hasattr(module, "panels"):
+        return _plain(module.weight, bias)
+    return of_panels(module.panels(), bias, to_bytes=getattr(module, "round_tokens", False))
+
+
+def of_panels(panels: Panels, bias: int = 0, *, to_bytes: bool = False) -> list[int]:
+    """Packed weights as a row of the table; ``to_bytes`` rounds tokens to bytes and not to 16 bits. The numbers stay
+    where they are: whoever holds the row holds the panels."""
+    row = [0] * LINEAR
+    row[FORMAT], row[W], row[SCALES], row[BIAS] = PACKED, panels.codes.data_ptr(), panels.scales.data_ptr(), bias
+    row[N_OUT], row[N_IN], row[GROUP], row[BITS] = panels.n_out, panels.n_in, panels.group, panels.bits
+    row[SCALE_BYTES], row[ZERO] = panels.scales.itemsize, panels.zero
+    if panels.minima is not None:
+        row[MINIMA], row[MINIMUM_BYTES] = panels.minima.data_ptr(), panels.minima.itemsize
+    row[ROUNDS] = min(panels.group or BLOCK, BLOCK) + (TO_BYTES if to_bytes else 0)
+    return row
 
 
 def _plain(weight: Tensor, bias: int) -> list[int]:
     number = FP32 if weight.dtype == torch.float32 else BF16
     n_out, n_in = weight.shape
-    return [number, weight.data_ptr(), 0, 0, bias, n_out, n_in, weight.stride(0) * weight.itemsize, 0]
+    row = [0] * LINEAR
+    row[FORMAT], row[W], row[BIAS], row[N_OUT], row[N_IN] = number, weight.data_ptr(), bias, n_out, n_in
+    row[STRIDE] = weight.stride(0) * weight.itemsize
+    return row
 
 
 def _norm(module: Any, kept: list[Tensor]) -> tuple[int, int]:

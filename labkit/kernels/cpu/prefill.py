@@ -85,13 +85,14 @@ from labkit.kernels.cpu.plan import (
     PER_LAYER,
     Q_NORM,
     QK_NORM,
+    ROUNDS,
     UP,
     K,
     O,
     Q,
     V,
 )
-from labkit.kernels.cpu.products import prepare, product, share
+from labkit.kernels.cpu.products import share
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import HAS_AVX2, atomic_read, atomic_swap, ticks
 from labkit.kernels.cpu.step import barrier, charge
@@ -149,12 +150,12 @@ def prefill(rank, team, job):
         round_tokens(lin[Q], normed, row, n_new, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
         multiply(lin[Q], normed, row, n_new, q, row, work, rank, n_threads)
-        if lin[K, 0] != lin[Q, 0]:
+        if lin[K, ROUNDS] != lin[Q, ROUNDS]:
             barrier(team, n_threads, give_way_at)
             round_tokens(lin[K], normed, row, n_new, work, rank, n_threads)
             barrier(team, n_threads, give_way_at)
         multiply(lin[K], normed, row, n_new, k, row, work, rank, n_threads)
-        if lin[V, 0] != lin[K, 0]:
+        if lin[V, ROUNDS] != lin[K, ROUNDS]:
             barrier(team, n_threads, give_way_at)
             round_tokens(lin[V], normed, row, n_new, work, rank, n_threads)
             barrier(team, n_threads, give_way_at)
@@ -201,10 +202,15 @@ def prefill(rank, team, job):
         barrier(team, n_threads, give_way_at)
         at = charge(rank, phases, T_NORM, clock, at)
         if layer[D_FF] != 0:
-            round_tokens(lin[UP], normed, row, n_new, work, rank, n_threads)
+            first_of_two = GATE if layer[GATED] != 0 else UP
+            round_tokens(lin[first_of_two], normed, row, n_new, work, rank, n_threads)
             barrier(team, n_threads, give_way_at)
             if layer[GATED] != 0:
                 multiply(lin[GATE], normed, row, n_new, gate, row, work, rank, n_threads)
+                if lin[UP, ROUNDS] != lin[GATE, ROUNDS]:
+                    barrier(team, n_threads, give_way_at)
+                    round_tokens(lin[UP], normed, row, n_new, work, rank, n_threads)
+                    barrier(team, n_threads, give_way_at)
             multiply(lin[UP], normed, row, n_new, up, row, work, rank, n_threads)
             barrier(team, n_threads, give_way_at)
             for t in range(rank, n_new, n_threads):
@@ -240,21 +246,15 @@ def prefill(rank, team, job):
         head = linears[PER_LAYER * n_layers]
         first, end = share(head[N_OUT], 4, rank, n_threads)
         out_row = 4 * ((head[N_OUT] + 3) // 4 * 4)
-        if n_lasts == 1:
-            own = mine
-            blocks.norm(x + lasts[0] * x_row, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, own)
-            prepare(head, own, own + 4 * ((m + 63) // 64 * 64))
-            product(head, own, own + 4 * ((m + 63) // 64 * 64), cells[LOGITS], first, end)
-        else:
-            for i in range(rank, n_lasts, n_threads):
-                last = x + lasts[i] * x_row
-                blocks.norm(last, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed + i * row)
-            barrier(team, n_threads, give_way_at)
-            round_tokens(head, normed, row, n_lasts, work, rank, n_threads)
-            barrier(team, n_threads, give_way_at)
-            multiply(head, normed, row, n_lasts, cells[LOGITS], out_row, work, rank, n_threads)
-            barrier(team, n_threads, give_way_at)  # the products are shared out in another way than the rows below
+        for i in range(rank, n_lasts, n_threads):
+            last = x + lasts[i] * x_row
+            blocks.norm(last, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed + i * row)
+        barrier(team, n_threads, give_way_at)
+        round_tokens(head, normed, row, n_lasts, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        multiply(head, normed, row, n_lasts, cells[LOGITS], out_row, work, rank, n_threads)
         if cap != 0.0:
+            barrier(team, n_threads, give_way_at)
             for i in range(n_lasts):
                 out = blocks.floats(cells[LOGITS] + i * out_row, head[N_OUT])
                 for j in range(first, end):

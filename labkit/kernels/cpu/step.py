@@ -59,7 +59,7 @@ from labkit.kernels.cpu.cells import (
     X,
 )
 from labkit.kernels.cpu.jit import jit
-from labkit.kernels.cpu.memory import room
+from labkit.kernels.cpu.memory import ROWS, TILE, room
 from labkit.kernels.cpu.plan import (
     ACTIVATION,
     ATTN_NORM,
@@ -87,6 +87,7 @@ from labkit.kernels.cpu.plan import (
     PER_LAYER,
     Q_NORM,
     QK_NORM,
+    ROUNDS,
     SPEC,
     UP,
     K,
@@ -152,9 +153,8 @@ def decode(rank, team, job):
     )
     hidden, delta_ffn = work + 6 * wide, work + 7 * wide
     mine = work + 4 * (shared_cells + rank * private_cells)
-    x, normed, q, k, scratch = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
-    # scratch takes two widths: int16 activations, sums and steps
-    attended, scores = mine + 6 * wide, mine + 7 * wide
+    x, normed, q, k, attended = mine, mine + wide, mine + 2 * wide, mine + 3 * wide, mine + 4 * wide
+    scores, scratch = mine + 5 * wide, mine + 5 * wide + 4 * TILE  # rounded activations, and a product's own memory
     token = cells[TOKEN]
     at = ticks(clock)
     if cells[TABLE] != 0:
@@ -173,8 +173,8 @@ def decode(rank, team, job):
             blocks.norm(x, m, layer[ATTN_NORM], layer[ATTN_NORM_B], eps, layer_norm, normed)
         at = charge(rank, phases, T_NORM, clock, at)
         for i in (Q, K, V):
-            first, end = share(lin[i, N_OUT], 4, rank, n_threads)
-            if i == Q or lin[i, 0] != lin[i - 1, 0] or lin[i, 8] != lin[i - 1, 8]:
+            first, end = share(lin[i, N_OUT], ROWS, rank, n_threads)
+            if i == Q or lin[i, ROUNDS] != lin[i - 1, ROUNDS]:
                 prepare(lin[i], normed, scratch)
             product(lin[i], normed, scratch, q_new if i == Q else (k_new if i == K else v_new), first, end)
         barrier(team, n_threads, give_way_at)
@@ -205,7 +205,7 @@ def decode(rank, team, job):
         barrier(team, n_threads, give_way_at)
         # merge -> output projection
         entries.gather(layer, 0, 1, n_parts, pieces, attended)
-        first, end = share(m, 4, rank, n_threads)
+        first, end = share(m, ROWS, rank, n_threads)
         prepare(lin[O], attended, scratch)
         product(lin[O], attended, scratch, delta, first, end)
         barrier(team, n_threads, give_way_at)
@@ -227,10 +227,12 @@ def decode(rank, team, job):
         if mixed:
             mixture.route(layer, normed, sizes[MIXTURE], rank, n_threads)
         if layer[D_FF] != 0:
-            first, end = share(layer[D_FF], 8, rank, n_threads)
-            prepare(lin[UP], normed, scratch)
+            first, end = share(layer[D_FF], ROWS, rank, n_threads)
+            prepare(lin[GATE if layer[GATED] != 0 else UP], normed, scratch)
             if layer[GATED] != 0:
                 product(lin[GATE], normed, scratch, gate, first, end)
+                if lin[GATE, ROUNDS] != lin[UP, ROUNDS]:
+                    prepare(lin[UP], normed, scratch)
             product(lin[UP], normed, scratch, up, first, end)
             blocks.activate(
                 layer[ACTIVATION], layer[GATED] != 0, gate + 4 * first, up + 4 * first, end - first, hidden + 4 * first
@@ -240,7 +242,7 @@ def decode(rank, team, job):
         if mixed:
             mixture.hidden(layer, normed, sizes[MIXTURE], visits, gates, scratch, rank, n_threads)
             barrier(team, n_threads, give_way_at)
-        first, end = share(m, 4, rank, n_threads)
+        first, end = share(m, ROWS, rank, n_threads)
         if layer[D_FF] != 0:
             prepare(lin[DOWN], hidden, scratch)
             product(lin[DOWN], hidden, scratch, delta_ffn, first, end)
@@ -264,7 +266,7 @@ def decode(rank, team, job):
     blocks.norm(x, m, sizes[FINAL_W], sizes[FINAL_B], eps, layer_norm, normed)
     at = charge(rank, phases, T_NORM, clock, at)
     head = linears[PER_LAYER * n_layers]
-    first, end = share(head[N_OUT], 4, rank, n_threads)
+    first, end = share(head[N_OUT], ROWS, rank, n_threads)
     prepare(head, normed, scratch)
     product(head, normed, scratch, cells[LOGITS], first, end)
     if cap != 0.0:

@@ -1,18 +1,14 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Register tiles of a matrix product: 16 rows of a panel, one a lane, meet a few tokens, one number at a time.
+"""Register tiles of a float32 product: 16 rows of a panel, one a lane, meet a few tokens, one number at a time. And
+the product of attention, whose integers are all one block; those of packed weights are ``integer_tiles``.
 
     floats_6 ... floats_1 (panel, stride, x, x_stride, n, out, out_stride, fresh, ahead...)
-    int16_4 ... int16_1, bytes_4 ... bytes_1
-        (panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift,
-         out, out_stride, fresh, ahead...)
     pairs_6 (panel, x, x_stride, n_words, grid, bias, steps, out, out_stride, fresh)    int16, all one block
 
 A panel is what ``panels`` makes: word k of 16 rows beside each other, so that a product's sums lie as the output does
-and nothing is added up across lanes. A word is a float32, two int16 or four bytes: a float32 multiply-add does 8
-products an instruction, integers 16 or 32. Integers come in blocks, each with its rows' scales and its tokens' step:
-``out += grid[block, row] steps[token, block] * sum``. Bytes have the same scales in all blocks, and ``starts``, one
-number a token: what its sum begins with, to take off again what WEIGHT_OFFSET adds.
+and nothing is added up across lanes. Each output of ``floats`` is one chain of multiply-adds over the inputs in order,
+through all pieces of its row: however many tokens a tile takes, the sum is the same.
 
 ``fresh`` says whether out is written, or added to. The four numbers of ``ahead`` say which line of memory a turn of
 the loop asks for, a slice of the rows that are read next, so that the arithmetic hides them (``matmul.ahead_of``).
@@ -30,13 +26,9 @@ from numba.extending import intrinsic
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.memory import WORD
-from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, V32I8, VF32, VI32, const, load
+from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, VF32, VI32, const, load
 
 HALVES = (0, 1)
-WEIGHT_OFFSET = 128
-"""What is added to weights in bytes, which the instruction wants without sign: their sign bit is turned round."""
-
-
 UNROLLED = 4
 """Words that a turn of a tile's loop takes: whatever stands beside the arithmetic is shared by so many."""
 
@@ -49,14 +41,6 @@ def _ask(b: Any, k: Any, ahead: list[Any]) -> None:
     mask = b.sub(b.shl(const(1), shift), const(1))
     column = b.shl(b.lshr(turn, shift), b.add(b.add(shift, size_shift), unrolled))
     simd.prefetch(b, b.add(b.add(at, b.mul(b.and_(turn, mask), stride)), column))
-
-
-def _ask_for_block(b: Any, block: Any, ahead: list[Any]) -> None:
-    """Ask for what a block takes of each row, 2^size bytes. Here, because a loop of integers has no register left."""
-    at, stride, shift, size_shift = ahead
-    at = b.add(at, b.shl(block, size_shift))
-    with cgutils.for_range(b, b.shl(const(1), shift), intp=I64) as loop:
-        simd.prefetch(b, b.add(at, b.mul(loop.index, stride)))
 
 
 def _put(b: Any, sums: list[list[Any]], out: Any, out_stride: Any, fresh: Any) -> None:
@@ -83,6 +67,13 @@ def make_floats(tokens: int) -> Any:
         def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
             panel, stride, x, x_stride, n, out, out_stride, fresh, *ahead = args
             sums = [simd.accumulators(b, 2) for _ in range(tokens)]
+            places = [
+                [b.add(b.add(out, b.mul(out_stride, const(t))), const(32 * v)) for v in HALVES] for t in range(tokens)
+            ]
+            with b.if_then(b.icmp_signed("==", fresh, const(0))):
+                for slots, row in zip(sums, places, strict=True):
+                    for slot, place in zip(slots, row, strict=True):
+                        b.store(load(b, place, VF32), slot)
 
             def word(k: Any) -> None:
                 at = b.add(panel, b.mul(k, stride))
@@ -100,79 +91,12 @@ def make_floats(tokens: int) -> Any:
                     word(b.add(first, const(i)))
             with cgutils.for_range_slice(b, whole, n, const(1), I64) as (k, _):
                 word(k)
-            _put(b, sums, out, out_stride, fresh)
+            for slots, row in zip(sums, places, strict=True):
+                for slot, place in zip(slots, row, strict=True):
+                    simd.store(b, b.load(slot), place)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 12), codegen
-
-    return tile
-
-
-def make_integers(tokens: int, *, of_bytes: bool) -> Any:
-    """``tokens`` rows of int16 pairs, or of four bytes, meet a panel of the like."""
-    kind = V32I8 if of_bytes else V16I16
-
-    @intrinsic
-    def tile(
-        typingctx: Any, panel: Any, x: Any, x_stride: Any, n_words: Any, block_words: Any, grid: Any, grid_stride: Any,
-        starts: Any, steps: Any, steps_stride: Any, steps_shift: Any, out: Any, out_stride: Any, fresh: Any,
-        ahead: Any, ahead_stride: Any, ahead_shift: Any, ahead_size: Any,
-    ) -> Any:  # fmt: skip
-        def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, steps_shift = (
-                args[:11]
-            )
-            out, out_stride, fresh, *ahead = args[11:]
-            sums = [simd.accumulators(b, 2) for _ in range(tokens)]
-            if of_bytes:
-                new = b.icmp_signed("!=", fresh, const(0))
-                for t in range(tokens):
-                    start = load(b, b.add(starts, const(4 * t)), F32)
-                    for slot in sums[t]:
-                        b.store(simd.splat(b, b.select(new, start, ir.Constant(F32, 0.0))), slot)
-            inner = [[cgutils.alloca_once(b, VI32) for _ in HALVES] for _ in range(tokens)]
-
-            def scale(v: int, block: Any) -> Any:
-                return load(b, b.add(grid, b.add(b.mul(block, grid_stride), const(32 * v))), VF32)
-
-            def word(k: Any) -> None:
-                at = b.add(panel, b.mul(k, const(WORD)))
-                rows = [load(b, b.add(at, const(32 * v)), kind) for v in HALVES]
-                for t in range(tokens):
-                    number = load(b, b.add(b.add(x, b.mul(x_stride, const(t))), b.mul(k, const(4))), I32)
-                    wide = b.bitcast(simd.splat(b, number), kind)
-                    for row, slot in zip(rows, inner[t], strict=True):
-                        if of_bytes:
-                            b.store(simd.dot_bytes(b, row, wide, b.load(slot)), slot)
-                        else:
-                            b.store(b.add(simd.madd(b, wide, row), b.load(slot)), slot)
-
-            with cgutils.for_range_slice(b, const(0), n_words, block_words, I64) as (first, block):
-                for slots in inner:
-                    for slot in slots:
-                        b.store(ir.Constant(VI32, [0] * 8), slot)
-                end = b.add(first, block_words)
-                end = b.select(b.icmp_signed("<", end, n_words), end, n_words)
-                _ask_for_block(b, block, ahead)
-                with cgutils.for_range_slice(b, first, end, const(1), I64) as (k, _):
-                    word(k)
-                column = b.mul(b.lshr(block, steps_shift), const(4))
-                for t in range(tokens):
-                    step = load(b, b.add(b.add(steps, b.mul(steps_stride, const(t))), column), F32)
-                    wide = simd.splat(b, step)
-                    for v in HALVES:
-                        factor = wide if of_bytes else b.fmul(wide, scale(v, block))
-                        b.store(
-                            simd.fma(b, b.sitofp(b.load(inner[t][v]), VF32), factor, b.load(sums[t][v])), sums[t][v]
-                        )
-            if of_bytes:
-                for slots in sums:
-                    for v, slot in enumerate(slots):
-                        b.store(b.fmul(b.load(slot), scale(v, const(0))), slot)
-            _put(b, sums, out, out_stride, fresh)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 18), codegen
 
     return tile
 
@@ -213,8 +137,6 @@ def pairs_6(
 
 
 floats_6, floats_4, floats_2, floats_1 = (make_floats(n) for n in (6, 4, 2, 1))
-int16_4, int16_2, int16_1 = (make_integers(n, of_bytes=False) for n in (4, 2, 1))
-bytes_4, bytes_2, bytes_1 = (make_integers(n, of_bytes=True) for n in (4, 2, 1))
 
 
 @jit
@@ -230,26 +152,4 @@ def floats(n_tokens, given):
         floats_2(*given)
         return 2
     floats_1(*given)
-    return 1
-
-
-@jit
-def integers(n_tokens, of_bytes, given):
-    """A tile of 4, 2 or 1 tokens of int16 or of bytes; returns how many."""
-    if of_bytes:
-        if n_tokens >= 4:
-            bytes_4(*given)
-            return 4
-        if n_tokens >= 2:
-            bytes_2(*given)
-            return 2
-        bytes_1(*given)
-        return 1
-    if n_tokens >= 4:
-        int16_4(*given)
-        return 4
-    if n_tokens >= 2:
-        int16_2(*given)
-        return 2
-    int16_1(*given)
     return 1
