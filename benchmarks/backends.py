@@ -25,7 +25,6 @@ import torch
 import labkit
 from labkit import backends, registry
 from labkit.backends import compiled
-from labkit.kvcache.reader import compile_cpu_kernel
 from labkit.perf.timer import Timer
 
 FORMS = {"fp32": {"dtype": "fp32"}, "bf16": {"dtype": "bf16"}, "int8": {"weights": "int8"}, "int4": {"weights": "int4"}}
@@ -115,7 +114,6 @@ def measure_backends(rounds: int) -> None:
 
 
 def measure_caches(rounds: int) -> None:
-    compile_cpu_kernel().result()
     rows, model = [], model_of("int8")
     for n_past in (256, 1024):
         fused = {kind: Contender(model, "fused", kind, n_past) for kind in KINDS}

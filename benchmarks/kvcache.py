@@ -22,7 +22,6 @@ import labkit
 from labkit import registry
 from labkit.kvcache import Entry, Int4, Int8, LayerEntries, Paged, Sliding
 from labkit.kvcache.quality import measure_quality
-from labkit.kvcache.reader import compile_cpu_kernel
 from labkit.perf.cost import decode_cost
 
 SMOLLM2 = LayerEntries((Entry("k", (3, 64)), Entry("v", (3, 64))))
@@ -286,8 +285,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    _, reason = compile_cpu_kernel().result()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; CPU kernel: {reason or 'compiled'}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     results = {}
     for name in args.only:
         results[name] = PARTS[name](args.rounds)

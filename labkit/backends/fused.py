@@ -16,7 +16,7 @@ from torch import Tensor
 from labkit.backends import fused_step
 from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Backend, Counts, Rows, Step
-from labkit.kernels.cpu import choice, plan
+from labkit.kernels.cpu import plan
 from labkit.kernels.cpu.compilation import compilation
 from labkit.kernels.cpu.team import team
 from labkit.registry import register
@@ -94,10 +94,8 @@ class Fused(Backend):
 
     def warm_up(self, transformer: Any) -> None:
         if transformer.device.type == "cpu" and compilation().state == "ready":
-            made, _ = plan.find(transformer)
-            if made is not None:
-                choice.torch_is_faster(transformer, torch.get_num_threads())
-                team(torch.get_num_threads())
+            plan.find(transformer)
+            team(torch.get_num_threads())
 
     def wake(self) -> None:
         if compilation().state == "ready":

@@ -11,19 +11,16 @@ import torch
 from torch import Tensor
 
 from labkit.backends import lookup, storage
-from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Counts, Rows
-from labkit.kernels.cpu import cells, choice, heed, machine_code, memory, plan, team
+from labkit.kernels.cpu import cells, heed, machine_code, memory, plan, team
 from labkit.model.embedding import check_token_ids
 
 MIN_CHUNK, MAX_CHUNK = 16, 256
-"""Tokens of a prompt that go through the model together: weights are read once for all of them."""
+"""Tokens that go through the model together: weights are read once for all of them."""
 LAYER_S = 0.1
 """How long a chunk should be in one layer: a run can be stopped between two layers, not within one."""
 FIRST_RATE = 25e9
 """Products a second that the first chunk's size counts on; from then on the machine's own speed is known."""
-FEW = 8
-"""Fewer tokens than this (a draft to verify) stay in the compiled step even where PyTorch's products are faster."""
 
 
 def find(transformer: Any, cache: Any) -> tuple[plan.Plan | None, str | None]:
@@ -42,9 +39,15 @@ def _clamp(n_tokens: float) -> int:
     return int(min(max(n_tokens, MIN_CHUNK), MAX_CHUNK))
 
 
+def _never() -> bool:
+    return False
+
+
 class FusedStep:
-    """A token, a prompt in chunks, or a few tokens of several sequences. ``made`` is what ``find`` found; raises
-    ValueError when that has a reason."""
+    """Any number of tokens of any number of sequences, a chunk at a time; a token's logits are the same bits in
+    whatever company. ``made`` is what ``find`` found; raises ValueError when that has a reason."""
+
+    computed_by = "fused"
 
     def __init__(
         self,
@@ -60,12 +63,8 @@ class FusedStep:
             if made is None or reason:
                 raise ValueError(f"the compiled step cannot serve here: {reason}")
         self.transformer, self.cache = transformer, cache
-        self.computed_by = "fused"
         self.hidden: Tensor | None = None
         self._keep_hidden = keep_hidden
-        self._reference = ReferenceStep(transformer, cache, keep_hidden=keep_hidden)
-        self._prompt_by_torch = choice.torch_is_faster(transformer, n_threads)
-        self._decode, self._prefill = machine_code.address("decode"), machine_code.address("prefill")
         self._plan = made
         self._team = team.team(n_threads)
         self._turnout = made.turnout
@@ -73,20 +72,17 @@ class FusedStep:
         self._rotary: list[tuple[Tensor, Tensor]] = []
         self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
         self._table = lookup.Table(transformer)
-        _, _, n_cells = memory.room(made.widest, self._team.n_threads)
-        self._work = torch.zeros(n_cells + 16, dtype=torch.float32)
-        self._pieces, self._piece_cells = torch.empty(0), {}
+        self._pieces, self._piece_sizes = torch.empty(16), {}
         self._phases = np.zeros(cells.N_PHASES, np.int64)
         self._sizes = np.zeros(cells.N_SIZES, np.int64)
         s = self._sizes
         s[[cells.N_LAYERS, cells.D_MODEL]] = len(made.layers), made.d_model
         s[[cells.LAYER_NORM, cells.FINAL_W, cells.FINAL_B]] = made.layer_norm, *made.final_norm
-        s[[cells.WIDEST, cells.OWN, cells.N_PARTS]] = made.widest, made.attention_floats, self._team.n_threads
+        s[[cells.WIDEST, cells.N_PARTS]] = made.widest, self._team.n_threads
         s.view(np.float32)[[2 * cells.EPS_BITS, 2 * cells.CAP_BITS]] = made.eps, made.logit_softcap
-        self._mixture = torch.empty(made.mixture_floats + 16)
-        s[cells.MIXTURE] = (self._mixture.data_ptr() + 63) // 64 * 64
         self._job = np.zeros(cells.N_CELLS, np.int64)
         job = self._job
+        job[cells.FUNCTION] = machine_code.address("step")
         job[[cells.LINEARS, cells.FLOATS]] = made.linears.ctypes.data, made.floats.ctypes.data
         job[[cells.SIZES, cells.PHASES]] = s.ctypes.data, self._phases.ctypes.data
         self._token = np.zeros(1, np.int64)
@@ -94,10 +90,7 @@ class FusedStep:
 
     @property
     def reason(self) -> str:
-        notes = [self._turnout.note(self._team.n_threads)]
-        if self._prompt_by_torch:
-            notes.append("prompts go through PyTorch's own products: faster on this processor")
-        return "; ".join(note for note in notes if note)
+        return self._turnout.note(self._team.n_threads)
 
     def __call__(
         self,
@@ -110,9 +103,6 @@ class FusedStep:
     ) -> Tensor:
         check_token_ids(token_ids, self._plan.vocab_size)
         n = len(token_ids)
-        self.computed_by = "fused"
-        if self._prompt_by_torch and n >= FEW:
-            return self._by_reference(token_ids, counts, rows, timer, should_stop)
         if n == 1 and counts is None and self.cache.in_place_tokens:
             self._advance(int(token_ids.numpy()[0]), timer, should_stop)
             # By numpy: PyTorch copies a vocabulary with threads that then linger where the next step is to run.
@@ -120,39 +110,60 @@ class FusedStep:
         with timer("embed"):
             opened = self.transformer.open(self.cache, n if counts is None else counts, timer, should_stop)
             opened.check()
-            kind = storage.serves(self.cache)
-            if kind is not None:
-                x = self._table.rows(token_ids.numpy(), opened)
-        if kind is None:
-            return self._by_reference(token_ids, counts, rows, timer, should_stop)
+            segments = self.cache.segments
+            in_place = all(segment.n_new <= self.cache.in_place_tokens for segment in segments)
+        if not in_place and len(segments) > 1:
+            return self._in_turn(token_ids, rows, timer, should_stop)
+        with timer("embed"):
+            x = self._table.rows(token_ids.numpy(), opened)
         with timer("schedule"):
-            where = self._storage(kind, opened)
+            where = self._storage(storage.InPlace if in_place else storage.Staging, opened)
             with timer("kv_cache"):
                 where.begin(opened)
-            found, hidden = [], []
-            at, size = 0, self._first_chunk if len(self.cache.segments) == 1 else n
-            while True:
-                # One token left over would go through decode's step, which rounds differently: how a prompt is cut
-                # must not show in its result.
-                end = n if at + size >= n - 1 else at + size
+            found, hidden, at, size = [], [], 0, self._first_chunk
+            while at < n:
+                end = min(n, at + size)
                 began = time.perf_counter()
-                logits = self._run(x[at:end], at, where, opened, rows=rows, wanted=rows == "all" or end == n)
-                if rows == "all" or end == n:
-                    found.append(logits)
-                    if self._keep_hidden:
-                        hidden.append(self._hidden_of(x[at:end], where, rows))
+                logits = self._run(x[at:end], at, where, opened, rows)
+                found.append(logits)
+                if self._keep_hidden:
+                    hidden.append(torch.from_numpy(x[at:end][where.lasts]))
                 with timer("kv_cache"):
                     where.close(at, end - at, opened)
-                if end == n:
-                    break
-                fitting = (end - at) * LAYER_S * len(self._plan.layers) / (time.perf_counter() - began)
-                at, size = end, _clamp(fitting)
-                opened.check()
+                if end < n:
+                    size = _clamp((end - at) * LAYER_S * len(self._plan.layers) / (time.perf_counter() - began))
+                    opened.check()
+                at = end
             with timer("kv_cache"):
                 self.cache.commit()
         if hidden:
             self.hidden = torch.cat(hidden)
+        found = [logits for logits in found if len(logits)]
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _in_turn(self, token_ids: Tensor, rows: Rows, timer: Any, should_stop: Callable[[], bool]) -> Tensor:
+        """A step of several sequences, some of which this kind of cache stores only when they have passed all layers:
+        one of these after the other, then the rest together. Company does not show in a token's logits.
+
+        The cache has found room for all. After the first of them nothing is asked whether to stop, so that all of the
+        step counts or nothing."""
+        segments = self.cache.segments
+        long = [[s] for s in segments if s.n_new > self.cache.in_place_tokens]
+        short = [s for s in segments if s.n_new <= self.cache.in_place_tokens]
+        logits, hidden = {}, {}
+        for which in [*long, *([short] if short else [])]:
+            counts = {s.sequence_id: s.n_new for s in which}
+            ids = torch.cat([token_ids[s.rows] for s in which])
+            stop = _never if logits else should_stop
+            found = self(ids, counts=counts, rows=rows, timer=timer, should_stop=stop)
+            sizes = [n if rows == "all" else 1 for n in counts.values()]
+            logits.update(zip(counts, found.split(sizes), strict=True))
+            if self.hidden is not None:
+                hidden.update(zip(counts, self.hidden.split(sizes), strict=True))
+        order = [s.sequence_id for s in segments]
+        if hidden:
+            self.hidden = torch.cat([hidden[sequence_id] for sequence_id in order])
+        return torch.cat([logits[sequence_id] for sequence_id in order])
 
     def choose_next(
         self, token_id: int, *, more: bool, timer: Any, should_stop: Callable[[], bool]
@@ -160,7 +171,6 @@ class FusedStep:
         if not self.cache.in_place_tokens:
             return None
         check_token_ids(token_id, self._plan.vocab_size)
-        self.computed_by = "fused"
         chosen = self._advance(token_id, timer, should_stop)
         return lambda: chosen
 
@@ -181,6 +191,7 @@ class FusedStep:
                     row = self._table.rows(np.array([token_id]), opened)
                 job[cells.X] = row.ctypes.data
             self._token[0] = token_id
+            self._own_sizes[cells.PIECES] = self._room_for_pieces(where)
             self._launch(job, opened, alone=True)
             with timer("kv_cache"):
                 self.cache.commit()
@@ -190,37 +201,23 @@ class FusedStep:
 
     def _job_of_one(self, where: Any) -> np.ndarray:
         """The job of one token of one sequence: made once a run, since it has one storage."""
-        if self._one is None:
-            job = self._job.copy()
-            n_vocab = self._plan.vocab_size
-            self._own_logits = torch.empty(n_vocab + -n_vocab % 4, dtype=torch.float32)
-            self._own_table, self._own_sizes = self._table.cells(), self._sizes.copy()
-            job[[cells.FUNCTION, cells.LAYERS]] = self._decode, where.layers_at
-            job[cells.LOGITS] = self._own_logits.data_ptr()
-            job[[cells.SIZES, cells.TOKEN]] = self._own_sizes.ctypes.data, self._token.ctypes.data
-            job[cells.TABLE] = 0 if self._own_table is None else self._own_table.ctypes.data
-            if self._keep_hidden:
-                self._own_hidden = np.empty((1, self._plan.d_model), np.float32)
-                job[cells.HIDDEN] = self._own_hidden.ctypes.data
-            job[cells.WORK] = (self._work.data_ptr() + 63) // 64 * 64
-            self._own_pieces = torch.empty(memory.piece_floats(where.layers, 1, self._team.n_threads) + 16)
-            self._own_sizes[[cells.N_NEW, cells.WANTED, cells.HELD]] = 1, True, where.held_at
-            self._own_sizes[cells.PIECES] = (self._own_pieces.data_ptr() + 63) // 64 * 64
-            self._one = job
-            return job
-        return self._one
-
-    def _by_reference(
-        self, token_ids: Tensor, counts: Counts, rows: Rows, timer: Any, should_stop: Callable[[], bool]
-    ) -> Tensor:
-        self.computed_by = "reference"
-        logits = self._reference(token_ids, counts=counts, rows=rows, timer=timer, should_stop=should_stop)
-        self.hidden = self._reference.hidden
-        return logits
-
-    def _hidden_of(self, x: np.ndarray, where: Any, rows: Rows) -> Tensor:
-        """What the compiled step left in its input (T, M): the residual stream after the last block."""
-        return torch.from_numpy(x if rows == "all" else x[where.lasts])
+        if self._one is not None:
+            return self._one
+        job = self._job.copy()
+        n_vocab = self._plan.vocab_size
+        self._own_logits = torch.empty(n_vocab + -n_vocab % 4, dtype=torch.float32)
+        self._own_table, self._own_sizes = self._table.cells(), self._sizes.copy()
+        job[cells.LAYERS], job[cells.LOGITS] = where.layers_at, self._own_logits.data_ptr()
+        job[[cells.SIZES, cells.TOKEN]] = self._own_sizes.ctypes.data, self._token.ctypes.data
+        job[cells.TABLE] = 0 if self._own_table is None else self._own_table.ctypes.data
+        if self._keep_hidden:
+            self._own_hidden = np.empty((1, self._plan.d_model), np.float32)
+            job[cells.HIDDEN] = self._own_hidden.ctypes.data
+        self._own_sizes[[cells.N_NEW, cells.HELD, cells.OWN]] = 1, where.held_at, where.own_floats
+        self._work = torch.zeros(self._n_bytes(1, where, self._own_sizes) // 4 + 32)
+        job[cells.WORK] = _aligned(self._work)
+        self._one = job
+        return job
 
     def _storage(self, kind: Any, opened: Any) -> Any:
         """Where the step's keys and values lie: looked up when first asked for."""
@@ -237,27 +234,23 @@ class FusedStep:
             found = self._storages[kind] = kind(self.cache, layers)
         return found
 
-    def _run(self, x: np.ndarray, first: int, where: Any, opened: Any, *, rows: Rows, wanted: bool) -> Tensor:
+    def _run(self, x: np.ndarray, first: int, where: Any, opened: Any, rows: Rows) -> Tensor:
         """x (T, M), tokens ``first`` ... of the open step, through the model: logits float32 of the rows that are asked
-        for, when ``wanted``. x is then the hidden states."""
+        for. x is then the hidden states, where they are wanted."""
         n_new, n_vocab = len(x), self._plan.vocab_size
         where.open(first, n_new, rows)
         job, sizes = self._job, self._sizes
-        n_lasts = int(where.held[cells.N_LASTS])
-        logits = torch.empty((n_lasts, n_vocab + -n_vocab % 4), dtype=torch.float32)
+        logits = torch.empty((int(where.held[cells.N_LASTS]), n_vocab + -n_vocab % 4), dtype=torch.float32)
         job[cells.LAYERS], job[cells.X], job[cells.LOGITS] = where.layers_at, x.ctypes.data, logits.data_ptr()
-        sizes[cells.N_NEW], sizes[cells.WANTED], sizes[cells.HELD] = n_new, wanted, where.held_at
-        if n_new == 1 or where.held[cells.APART]:
-            sizes[cells.PIECES] = self._room_for_pieces(where, n_new)
-        job[cells.FUNCTION] = self._decode if n_new == 1 else self._prefill
-        job[cells.HIDDEN] = x.ctypes.data if n_new == 1 and self._keep_hidden else 0
-        work = self._room(n_new, where)
-        job[cells.WORK] = (work.data_ptr() + 63) // 64 * 64
-        self._launch(job, opened, alone=n_new == 1)
+        job[cells.HIDDEN] = x.ctypes.data if self._keep_hidden else 0
+        sizes[[cells.N_NEW, cells.HELD, cells.OWN]] = n_new, where.held_at, where.own_floats
+        sizes[cells.PIECES] = self._room_for_pieces(where)
+        job[cells.WORK] = _aligned(self._room(n_new, where))
+        self._launch(job, opened, alone=n_new <= memory.ALONE)
         return logits[:, :n_vocab]
 
     def _launch(self, job: np.ndarray, opened: Any, *, alone: bool) -> None:
-        """Run the job and charge its phases. ``alone``: one token, which is not stopped on its way."""
+        """Run the job and charge its phases. ``alone``: few tokens, which are not stopped on their way."""
         phases = self._phases
         phases.fill(0)
         if alone:
@@ -270,25 +263,30 @@ class FusedStep:
         if ticks[cells.STOPPED]:
             raise opened.cancelled()
 
+    def _n_bytes(self, n_new: int, where: Any, sizes: np.ndarray) -> int:
+        panels = memory.panel_bytes(where.layers, where.n_keys) if where.n_keys else 0
+        n_threads = self._team.n_threads
+        return memory.step_bytes(n_new, int(sizes[cells.WIDEST]), int(sizes[cells.OWN]), panels, n_threads)
+
     def _room(self, n_new: int, where: Any) -> Tensor:
-        """Working memory for a step of this many tokens. A prompt's is the model's own: jobs take turns, and memory
-        that was touched before costs nothing. Inputs that do not fill whole blocks count on zeros behind them."""
-        n_threads, sizes = self._team.n_threads, self._sizes
-        if n_new == 1:
-            return self._work
-        n_keys = 0 if where.held[cells.APART] else self.cache.segments[0].n_total
-        panels = self._plan.panel_bytes(n_keys)
-        n_bytes = memory.step_bytes(n_new, int(sizes[cells.WIDEST]), int(sizes[cells.OWN]), panels, n_threads)
-        n_cells, spare = n_bytes // 4 + 32, self._plan.spare
+        """Working memory for so many tokens: the model's own, since jobs take turns, and memory that was touched before
+        costs nothing. Inputs that do not fill whole blocks count on zeros behind them."""
+        n_cells, spare = self._n_bytes(n_new, where, self._sizes) // 4 + 32, self._plan.spare
         if spare is None or spare.numel() < n_cells or not self._plan.fills_blocks:
             spare = self._plan.spare = torch.zeros(n_cells, dtype=torch.float32)
         return spare
 
-    def _room_for_pieces(self, where: Any, n_tokens: int) -> int:
-        """The address of memory for this many tokens' attention in pieces."""
-        key = where, n_tokens
-        if key not in self._piece_cells:
-            self._piece_cells[key] = memory.piece_floats(where.layers, n_tokens, self._team.n_threads) + 16
-        if self._pieces.numel() < self._piece_cells[key]:
-            self._pieces = torch.empty(self._piece_cells[key])
-        return (self._pieces.data_ptr() + 63) // 64 * 64
+    def _room_for_pieces(self, where: Any) -> int:
+        """The address of memory for a few tokens' attention in pieces."""
+        key = where, int(where.held[cells.N_FEW]), int(where.held[cells.N_TILES])
+        n = self._piece_sizes.get(key)
+        if n is None:
+            n = self._piece_sizes[key] = memory.piece_floats(where.layers, *key[1:], self._team.n_threads)
+        if self._pieces.numel() < n + 16:
+            self._pieces = torch.empty(2 * n + 16)
+        return _aligned(self._pieces)
+
+
+def _aligned(memory_of: Tensor) -> int:
+    """The first address in it that begins a cache line."""
+    return (memory_of.data_ptr() + 63) // 64 * 64

@@ -1,8 +1,8 @@
 """Where a cache's entries lie, as numbers for the compiled step: the last columns of the layers' table, and ``held``.
 
     InPlace    the compiled step writes and reads the cache's own memory
-    Staging    a prompt into a cache of another kind: it attends to its tokens in memory of its own, as they are, and to
-               what the cache gives back of those before; the cache stores them when all layers are done
+    Staging    one sequence's run into a cache of another kind: it attends to its tokens in memory of its own, as they
+               are, and to what the cache gives back of those before; the cache stores them when all layers are done
 
 A cache says what may be done in place: ``in_place_tokens`` new tokens of a sequence at most, lying as ``rows_at``
 (rows beside each other, one run or a ring a sequence) or ``spec`` (blocks) describe.
@@ -19,73 +19,78 @@ import torch
 from torch import Tensor
 
 from labkit.backends.step import Rows
-from labkit.kernels.cpu import cells, machine_code, plan, stored_spec
+from labkit.kernels.cpu import cells, machine_code, memory, plan, stored_spec
+from labkit.kvcache.blocks import BlockCache
 
 NUMBERS = {torch.float32: plan.FP32, torch.bfloat16: plan.BF16}
-MOST_TOKENS = 256
-"""Tokens of several sequences that go through the model together."""
 
 
 def why_not(cache: Any) -> str | None:
-    """Why the compiled step cannot work on this cache; None when it can, for some steps at least."""
+    """Why the compiled step cannot work on this cache; None when it can."""
     if cache.dtype not in NUMBERS:
         return f"a {cache.dtype} cache has no compiled step."
     if cache.keeps_history and not cache.in_place_tokens:
         return f"the {cache.kind} cache has no compiled step."
-    if hasattr(cache, "kernel_sizes"):
+    if isinstance(cache, BlockCache):
         for layer_idx in range(len(cache.layers)):
             if reason := stored_spec.why_not(**cache.kernel_sizes(layer_idx)):
                 return f"{reason}."
     return None
 
 
-def serves(cache: Any) -> type[InPlace] | type[Staging] | None:
-    """What serves the cache's open step; None: the reference."""
-    segments = cache.segments
-    n_new = sum(segment.n_new for segment in segments)
-    if all(segment.n_new <= cache.in_place_tokens for segment in segments) and (
-        len(segments) == 1 or n_new <= MOST_TOKENS
-    ):
-        return InPlace
-    return Staging if len(segments) == 1 else None
-
-
 class _Cells:
     """What every storage tells the compiled step about the open step's tokens."""
 
-    def __init__(self, layers: np.ndarray) -> None:
+    def __init__(self, layers: np.ndarray, *, as_panels: bool) -> None:
         self.layers = layers
         """The layers' table, a copy that is this storage's own."""
+        self.as_panels = as_panels
+        """Whether eight neighbouring keys always lie beside each other, so that panels can be made of them."""
         self.held = np.zeros(cells.N_HELD, np.int64)
         self.layers_at, self.held_at = layers.ctypes.data, self.held.ctypes.data
-        self._one, self._last_of_one = np.zeros((1, 2), np.int64), np.zeros(1, np.int64)
-        self._tokens = self._lasts = self._last_of_one
+        self.tile_tokens = memory.CODED_TILE if layers[:, plan.CODED].any() else memory.TILE
+        self.own_floats = memory.own_floats(layers)
+        self.n_keys = 0
+        """Of the longest run that meets its keys as panels."""
+        self._one, self._first = np.zeros((1, 2), np.int64), np.zeros(1, np.int64)
+        self._kept: tuple[np.ndarray, ...] = ()
+
+    def _place_one(self, position: int, slot: int) -> None:
+        """One token of one sequence, the usual case."""
+        held, self.n_keys = self.held, 0
+        self._one[0, 0], self._one[0, 1] = position, slot
+        held[cells.N_TILES] = position // self.tile_tokens + 1
+        if not self._kept or self._kept[0] is not self._one:
+            self._kept = self._one, self._first
+            held[[cells.TOKENS, cells.LASTS, cells.FEW]] = self._one.ctypes.data, *[self._first.ctypes.data] * 2
+            held[[cells.N_LASTS, cells.N_FEW, cells.N_RUNS]] = 1, 1, 0
+
+    def _place(self, parts: list[tuple[int, int, int]], rows: Rows, ends: list[int]) -> None:
+        """parts: (first position, tokens, slot) of each sequence in turn; ends: rows of the sequences' last tokens."""
+        places = [(at, slot) for first, n, slot in parts for at in range(first, first + n)]
+        runs, few, row, self.n_keys = [], [], 0, 0
+        for first, n, _ in parts:
+            if self.as_panels and n >= memory.PANEL_TOKENS:
+                runs.append((row, n))
+                self.n_keys = max(self.n_keys, first + n)
+            else:
+                few += range(row, row + n)
+            row += n
+        lasts = list(range(row)) if rows == "all" else ends
+        kept = [np.array(found, np.int64) for found in (places, lasts, runs, few)]
+        held, self._kept = self.held, tuple(kept)
+        held[[cells.TOKENS, cells.LASTS, cells.RUNS, cells.FEW]] = [found.ctypes.data for found in kept]
+        held[[cells.N_LASTS, cells.N_RUNS, cells.N_FEW]] = len(lasts), len(runs), len(few)
+        held[cells.N_TILES] = max((places[i][0] for i in few), default=0) // self.tile_tokens + 1
 
     @property
     def lasts(self) -> np.ndarray:
-        """Which of the tokens logits are wanted after."""
-        return self._lasts
+        """Rows of the tokens that logits are wanted after."""
+        return self._kept[1]
 
-    def _place(self, tokens: np.ndarray, lasts: np.ndarray, *, apart: bool) -> None:
-        """tokens (T, 2): each one's position and slot."""
-        held, self._tokens, self._lasts = self.held, tokens, lasts
-        held[cells.TOKENS], held[cells.LASTS] = tokens.ctypes.data, lasts.ctypes.data
-        held[cells.N_LASTS], held[cells.APART] = len(lasts), apart
-
-    def _place_run(self, first: int, n_new: int, slot: int, rows: Rows, *, apart: bool) -> None:
-        """n_new tokens of one sequence from position ``first`` on."""
-        if n_new == 1:
-            self._one[0, 0], self._one[0, 1] = first, slot
-            if self._tokens is not self._one:
-                self._place(self._one, self._last_of_one, apart=apart)
-            return
-        tokens = np.empty((n_new, 2), np.int64)
-        tokens[:, 0], tokens[:, 1] = np.arange(first, first + n_new), slot
-        self._place(tokens, np.arange(n_new) if rows == "all" else np.array([n_new - 1]), apart=apart)
-
-    def _set_rows(self, idx: int, sight: Any, number: int, rows: dict[str, int]) -> None:
+    def _set_rows(self, idx: int, visible: Any, number: int, rows: dict[str, int]) -> None:
         row = self.layers[idx]
-        row[[plan.WINDOW, plan.N_SINKS, plan.CACHE_FORMAT]] = sight.window or 0, sight.n_sinks, number
+        row[[plan.WINDOW, plan.N_SINKS, plan.CACHE_FORMAT]] = visible.window or 0, visible.n_sinks, number
         row[[plan.K_CACHE, plan.V_CACHE, plan.HEAD_STRIDE, plan.SLOT_STRIDE, plan.RING, plan.RING_SINKS]] = [
             rows[name] for name in ("k", "v", "head_stride", "slot_stride", "ring", "ring_sinks")
         ]
@@ -95,22 +100,24 @@ class InPlace(_Cells):
     """The cache's own memory."""
 
     def __init__(self, cache: Any, layers: np.ndarray) -> None:
-        super().__init__(layers)
         self.cache = cache
-        self.in_blocks = hasattr(cache, "kernel_sizes")
-        if not self.in_blocks:
-            for idx in range(len(cache.layers)):
-                self._set_rows(idx, cache.sight(idx), NUMBERS[cache.dtype], cache.rows_at(idx))
-        self._apart = self.in_blocks or bool(layers[:, plan.RING].any())
-        if not self.in_blocks:
+        self.in_blocks = isinstance(cache, BlockCache)
+        if self.in_blocks:
+            self._specs = [stored_spec.make_spec(**cache.spec(idx)) for idx in range(len(cache.layers))]
+            layers[:, plan.SPEC] = [spec.ctypes.data for spec in self._specs]
+            kinds = np.array([spec[stored_spec.KIND] for spec in self._specs])
+            layers[:, plan.CODED], layers[:, plan.CACHE_FORMAT] = kinds > stored_spec.BF16, kinds
+        super().__init__(layers, as_panels=self.in_blocks and not layers[:, plan.CODED].any())
+        if self.in_blocks:
+            windows = [layer.window for layer in cache.layers]
+            self._by_window = {w: np.flatnonzero([w == other for other in windows]) for w in set(windows)}
+            table = cache.table.numpy()
+            self.held[[cells.BLOCK_TABLE, cells.N_TABLES, cells.N_BLOCKS]] = table.ctypes.data, *table.shape
+            self.held[cells.STRETCH] = machine_code.address("stretch")
             return
-        self._specs = [stored_spec.make_spec(**cache.spec(idx)) for idx in range(len(cache.layers))]
-        layers[:, plan.SPEC] = [spec.ctypes.data for spec in self._specs]
-        windows = [layer.window for layer in cache.layers]
-        self._by_window = {w: np.flatnonzero([w == other for other in windows]) for w in set(windows)}
-        table = cache.table.numpy()
-        self.held[[cells.BLOCK_TABLE, cells.N_TABLES, cells.N_BLOCKS]] = table.ctypes.data, *table.shape
-        self.held[cells.STRETCH] = machine_code.address("stretch")
+        for idx in range(len(cache.layers)):
+            self._set_rows(idx, cache.sight(idx), NUMBERS[cache.dtype], cache.rows_at(idx))
+        self.as_panels = not layers[:, plan.RING].any()
 
     def begin(self, opened: Any) -> None:
         """Nothing: all lies where it belongs."""
@@ -118,27 +125,30 @@ class InPlace(_Cells):
     def open(self, first: int, n_new: int, rows: Rows) -> None:
         """Tokens [first, first + n_new) of the cache's open step come next; logits are wanted after these ``rows``."""
         segments = self.cache.segments
-        if len(segments) == 1:
-            (segment,) = segments
-            slot = self.cache.slot_of(segment.sequence_id)
-            self._place_run(segment.n_past + first, n_new, slot, rows, apart=self._apart)
+        if n_new == 1 and len(segments) == 1:
+            self._place_one(segments[0].n_past + first, self.cache.slot_of(segments[0].sequence_id))
         else:
-            places = [(at, self.cache.slot_of(s.sequence_id)) for s in segments for at in range(s.n_past, s.n_total)]
-            lasts = np.arange(n_new) if rows == "all" else np.array(self.cache.last_rows(), np.int64)
-            self._place(np.array(places, np.int64), lasts, apart=True)
-        if self.in_blocks:
+            parts, ends = [], []
+            for s in segments:
+                begin, end = max(first, s.row), min(first + n_new, s.row + s.n_new)
+                if begin < end:
+                    parts.append((s.n_past + begin - s.row, end - begin, self.cache.slot_of(s.sequence_id)))
+                    if end == s.row + s.n_new:
+                        ends.append(end - 1 - first)
+            self._place(parts, rows, ends)
+        if self.in_blocks and self.layers[0, plan.CODED]:
             for window, which in self._by_window.items():
-                self.layers[which, plan.ROWS] = self.cache.step_rows(window).ctypes.data
+                self.layers[which, plan.ROWS] = self.cache.step_rows(window).ctypes.data + 32 * first
 
     def close(self, first: int, n_new: int, opened: Any) -> None:
         """The tokens are where they belong."""
 
 
 class Staging(_Cells):
-    """K and V of one prompt, (layers, 2, G, capacity, D) in the cache's dtype."""
+    """K and V of one sequence, (layers, 2, G, capacity, D) in the cache's dtype."""
 
     def __init__(self, cache: Any, layers: np.ndarray) -> None:
-        super().__init__(layers)
+        super().__init__(layers, as_panels=True)
         self.cache = cache
         self._capacity = 0
         self._store: list[tuple[Tensor, Tensor]] = []
@@ -175,7 +185,9 @@ class Staging(_Cells):
 
     def open(self, first: int, n_new: int, rows: Rows) -> None:
         """Tokens [first, first + n_new) of the cache's open step come next; logits are wanted after these ``rows``."""
-        self._place_run(self.cache.segments[0].n_past + first, n_new, 0, rows, apart=False)
+        (segment,) = self.cache.segments
+        ends = [n_new - 1] if first + n_new == segment.n_new else []
+        self._place([(segment.n_past + first, n_new, 0)], rows, ends)
 
     def close(self, first: int, n_new: int, opened: Any) -> None:
         """Give the tokens to the cache when the last of them has passed; it may have to round them all first."""

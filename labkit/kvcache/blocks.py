@@ -20,7 +20,7 @@ from labkit.kvcache.base import KVCache
 from labkit.kvcache.online import OnlineAttention
 from labkit.kvcache.parts import CacheFull, LayerEntries, Segment
 from labkit.kvcache.prefixes import Prefixes
-from labkit.kvcache.reader import COMPILING, SHORT_TOKENS, StepRows, make_reader
+from labkit.kvcache.reader import SHORT_TOKENS, StepRows, make_reader
 from labkit.kvcache.usage import Usage
 
 PIECE_TOKENS = 512
@@ -51,12 +51,11 @@ class BlockCache(KVCache):
         self._rows: dict[int, int] = {}
         self._prefixes = Prefixes(self.allocator, block_size) if sharing else None
         self._fresh: tuple[Tensor, Tensor] | None = None
-        self.reader: Any = None
-        self.no_reader: str | None = "nobody asked for a kernel"  # PyTorch reads, piece by piece
+        self.reader: Any = None  # PyTorch reads, piece by piece
 
     def read_by_kernel(self) -> None:
         if self.reader is None:
-            self.reader, self.no_reader = make_reader(self)
+            self.reader = make_reader(self)
 
     # --- what a subclass stores -----------------------------------------------------------------------
 
@@ -99,8 +98,6 @@ class BlockCache(KVCache):
             while len(blocks) * self.block_size < self.n_blocked_after(segment):
                 blocks.append(self.allocator.allocate())
             self._show(segment.sequence_id, first)
-        if self.no_reader == COMPILING:  # perhaps it is there by now
-            self.read_by_kernel()
         self._step = StepRows(self)
 
     def _n_to_allocate(self, segment: Segment) -> int:

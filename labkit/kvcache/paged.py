@@ -32,6 +32,7 @@ class PagedCache(BlockCache):
     """``store[layer][name]`` is (G, n_blocks, block_size, D); position p lies in block ``table[p // block_size]``."""
 
     kind = "paged"
+    in_place_tokens = 1 << 30
 
     def __init__(self, layers: Sequence[LayerEntries], *, config: Paged | None = None, **sizes: Any) -> None:
         config = config or Paged()

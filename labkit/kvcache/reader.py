@@ -6,8 +6,6 @@ are what costs. Where no kernel is at hand the caches read their storage piece b
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
     from labkit.kvcache.blocks import BlockCache
 
-COMPILING = "the CPU kernel is being compiled in the background (once)"
 SHORT_TOKENS = 8
 """New tokens of one sequence up to which a kernel that reads the cache once for each is the faster way."""
 
@@ -56,29 +53,6 @@ class StepRows:
         return self._rows[window]
 
 
-class CpuReader:
-    """``labkit.kernels.cpu.stored`` over a cache's tensors."""
-
-    def __init__(self, cache: BlockCache, kernel: Any) -> None:
-        self.cache, self.kernel = cache, kernel
-        self.specs = [kernel.make_spec(**cache.spec(layer_idx)) for layer_idx in range(len(cache.layers))]
-        self.table = cache.table.numpy()
-        self.values = [sum(entry.n_values for entry in layer.entries) for layer in cache.layers]
-
-    def attend(self, layer_idx: int, q: Tensor, rows: Rows, scale: float, softcap: float | None) -> Tensor:
-        out = self.kernel.attend(
-            self.specs[layer_idx],
-            self.table,
-            rows.array,
-            q.float().contiguous().numpy(),
-            n_reads=rows.n_visible * self.values[layer_idx],
-            scale=scale,
-            n_sinks=self.cache.layers[layer_idx].n_sinks,
-            softcap=softcap,
-        )
-        return torch.from_numpy(out).to(q.dtype)
-
-
 class TritonReader:
     """``labkit.kernels.triton.stored`` over a cache's tensors."""
 
@@ -98,43 +72,12 @@ class TritonReader:
         )
 
 
-def make_reader(cache: BlockCache) -> tuple[Any, str | None]:
-    """The reader for a cache's storage on its device, or None and why there is none (yet)."""
-    if cache.device.type == "cuda":
-        try:
-            from labkit.kernels.triton import stored
-        except ImportError:
-            return None, "Triton is not installed here"
-        return TritonReader(cache, stored), None
-    if cache.device.type != "cpu":
-        return None, f"there is no kernel for {cache.device.type}"
-    compiling = compile_cpu_kernel()
-    if not compiling.done():
-        return None, COMPILING
-    kernel, reason = compiling.result()
-    if kernel is None:
-        return None, reason
-    for layer_idx in range(len(cache.layers)):
-        reason = kernel.why_not(**cache.kernel_sizes(layer_idx))
-        if reason:
-            return None, reason
-    return CpuReader(cache, kernel), None
-
-
-@cache
-def compile_cpu_kernel() -> Future[tuple[Any, str | None]]:
-    """Start compiling in the background; the kernel, or None and why it cannot be had. ``.result()`` waits."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="labkit-compile")
-    future = pool.submit(_compile)
-    pool.shutdown(wait=False)
-    return future
-
-
-def _compile() -> tuple[Any, str | None]:
+def make_reader(cache: BlockCache) -> TritonReader | None:
+    """The reader for a cache's storage on its device, or None: PyTorch then reads, piece by piece."""
+    if cache.device.type != "cuda":
+        return None
     try:
-        from labkit.kernels.cpu import stored
-
-        stored.compile_now()
-    except Exception as error:  # noqa: BLE001 - whatever the platform lacks, PyTorch reads the cache instead
-        return None, f"numba cannot compile the CPU kernel here: {error}"
-    return stored, None
+        from labkit.kernels.triton import stored
+    except ImportError:  # Triton is not installed here
+        return None
+    return TritonReader(cache, stored)

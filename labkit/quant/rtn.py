@@ -38,7 +38,7 @@ class Int8(WeightFormat):
 
 @dataclass(frozen=True)
 class W8A8(Int8):
-    """int8 weights that meet activations in bytes where many tokens go through together (prefill).
+    """int8 weights that meet activations in bytes.
 
     64 neighbouring activations of a token share a step. Its price: perplexity +1.5 % on SmolLM2-135M, where int8
     weights alone cost +0.5 % (``benchmarks/weights.py``).
@@ -127,7 +127,7 @@ def to_int8(linear: nn.Linear) -> Int8Linear:
 
 
 register_format("int8", Int8, summary="8 bits a weight, one scale a channel, rounded to nearest")
-register_format("w8a8", W8A8, summary="int8, and in prefill the activations are rounded to 8 bits too")
+register_format("w8a8", W8A8, summary="int8, and the activations are rounded to 8 bits too")
 register_format("int4", Int4, summary="4 bits a weight, one scale a group, rounded to nearest")
 register_format("int3", Int3, summary="3 bits a weight, one scale a group, rounded to nearest")
 register_format("int2", Int2, summary="2 bits a weight, one scale a group, rounded to nearest")

@@ -94,14 +94,12 @@ def test_an_id_outside_the_vocabulary_is_refused_on_every_path(cache, name, wron
 def test_the_reference_runs_no_compiled_code(cache, monkeypatch):
     """At no moment, on no cache: a kernel that somebody else had compiled is left alone."""
     from labkit.kernels.cpu import machine_code
-    from labkit.kvcache import reader
 
     def compiled_code(*_, **__):
         raise AssertionError("the reference is plain PyTorch")
 
-    reader.compile_cpu_kernel().result()
     monkeypatch.setattr(machine_code, "function", compiled_code)
-    monkeypatch.setattr(reader.CpuReader, "attend", compiled_code)
+    monkeypatch.setattr(machine_code, "address", compiled_code)
     transformer = random_model(FAMILIES["llama"])
     with torch.inference_mode():
         step = STEPS["reference"](transformer, build_cache(cache, transformer))

@@ -1,4 +1,4 @@
-"""A prompt's attention over panels, as float32 and as integers, against float64."""
+"""A prompt's attention over panels, and a few tokens' over rows, against float64 and each other."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import pytest
 import torch
 from numba import njit
 
-from labkit.kernels.cpu import attention_panels, attention_run, memory, plan, rowwise
+from labkit.kernels.cpu import attention_few, attention_panels, attention_run, cells, memory, plan, rowwise
 
 
 @njit
-def run(n_threads, layer, numbers, q, n_tokens, n_past, integers, own, panels, out):
+def run(n_threads, layer, numbers, held, q, n_tokens, n_past, own, panels, out):
     row = 4 * layer[plan.N_HEADS] * layer[plan.D_HEAD]
     for rank in range(n_threads):
-        attention_panels.make(rank, n_threads, layer, n_past, n_tokens, 0, integers, own, panels)
+        attention_panels.make(rank, n_threads, layer, held, n_past, n_tokens, 0, panels)
     for rank in range(n_threads):
-        attention_run.attend(
-            rank, n_threads, layer, numbers, q, row, n_tokens, n_past, integers, panels, own, out, row
-        )  # fmt: skip
+        attention_run.attend(rank, n_threads, layer, numbers, q, row, n_tokens, n_past, panels, own, out, row)
 
 
-def attend(q, k, v, *, integers, softcap=0.0, window=0, n_sinks=0, n_threads=2):
-    """q (T, H, D) float32; k, v (G, P + T, D) float32 or bf16 -> (T, H, D)."""
+@njit
+def few(n_threads, layer, numbers, held, q, own, pieces, out):
+    row = 4 * layer[plan.N_HEADS] * layer[plan.D_HEAD]
+    for rank in range(n_threads):
+        attention_few.attend(rank, n_threads, layer, numbers, held, n_threads, q, row, own, pieces, out, row)
+    if memory.is_split(held[cells.N_FEW], layer[plan.N_KV], n_threads):
+        attention_few.gather(0, 1, layer, held, pieces, own, out, row)
+
+
+def attend(q, k, v, *, softcap=0.0, window=0, n_sinks=0, n_threads=2, by=run):
+    """q (T, H, D) float32; k, v (G, P + T, D) float32 or bf16 -> (T, H, D), by ``run`` or ``few``."""
     (n_tokens, n_heads, d), (n_kv, n_keys, _) = q.shape, k.shape
     layer = np.zeros(plan.LAYER, np.int64)
     layer[[plan.N_HEADS, plan.N_KV, plan.D_HEAD, plan.WINDOW, plan.N_SINKS]] = n_heads, n_kv, d, window, n_sinks
@@ -30,13 +37,21 @@ def attend(q, k, v, *, integers, softcap=0.0, window=0, n_sinks=0, n_threads=2):
     layer[[plan.K_CACHE, plan.V_CACHE]] = k.data_ptr(), v.data_ptr()
     layer[plan.HEAD_STRIDE] = k.stride(0) * k.itemsize
     numbers = np.array([d**-0.5, softcap], np.float32)
-    own = torch.full((int(memory.own_floats(d, n_heads // n_kv)),), float("nan"))
-    n_bytes = int(memory.all_bytes(n_keys, n_kv, d))
-    panels, out = torch.full((n_bytes // 4 + 32,), float("nan")), torch.zeros_like(q)
-    whole_lines = (panels.data_ptr() + 63) // 64 * 64
-    run(n_threads, layer, numbers, q.data_ptr(), n_tokens, n_keys - n_tokens, integers, own.data_ptr(), whole_lines,
-        out.data_ptr())  # fmt: skip
-    return out.double()
+    held, out = np.zeros(cells.N_HELD, np.int64), torch.zeros_like(q)
+    own = torch.full((memory.own_floats(layer[None]),), float("nan"))
+    if by is run:
+        panels = torch.full((memory.panel_bytes(layer[None], n_keys) // 4 + 32,), float("nan"))
+        whole_lines = (panels.data_ptr() + 63) // 64 * 64
+        run(n_threads, layer, numbers, held, q.data_ptr(), n_tokens, n_keys - n_tokens, own.data_ptr(), whole_lines,
+            out.data_ptr())  # fmt: skip
+        return out
+    places = np.array([(n_keys - n_tokens + t, 0) for t in range(n_tokens)])
+    which, n_tiles = np.arange(n_tokens), (n_keys - 1) // memory.TILE + 1
+    held[[cells.TOKENS, cells.FEW]] = places.ctypes.data, which.ctypes.data
+    held[[cells.N_FEW, cells.N_TILES]] = n_tokens, n_tiles
+    pieces = torch.full((memory.piece_floats(layer[None], n_tokens, n_tiles, n_threads),), float("nan"))
+    few(n_threads, layer, numbers, held, q.data_ptr(), own.data_ptr(), pieces.data_ptr(), out.data_ptr())
+    return out
 
 
 def oracle(q, k, v, *, softcap=0.0, window=0, n_sinks=0):
@@ -73,44 +88,21 @@ def example(n_heads, n_kv, d, n_past, n_tokens):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_equals_float64s(shape, n_past, n_tokens, sight):
     q, k, v = example(*shape, n_past, n_tokens)
-    wanted = oracle(q, k, v, **sight)
-    assert (attend(q, k, v, integers=False, **sight) - wanted).abs().max() <= 2e-5 * wanted.abs().max()
-    short_k, short_v = k.bfloat16(), v.bfloat16()
-    wanted = oracle(q, short_k, short_v, **sight)
-    got = attend(q, short_k, short_v, integers=False, **sight)
-    assert (got - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+    for keys, values in ((k, v), (k.bfloat16(), v.bfloat16())):
+        wanted = oracle(q, keys, values, **sight)
+        got = attend(q, keys, values, **sight)
+        assert (got.double() - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+        assert torch.equal(attend(q[-3:], keys, values, by=few, **sight), got[-3:])
+        assert torch.equal(attend(q[-1:], keys, values, by=few, n_threads=9, **sight), got[-1:])
 
 
-@pytest.mark.parametrize("sight", SIGHTS, ids=str)
-@pytest.mark.parametrize(("n_past", "n_tokens"), [(0, 16), (0, 300), (141, 37)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_integers_lose_less_than_bf16_has_lost(shape, n_past, n_tokens, sight):
-    q, k, v = example(*shape, n_past, n_tokens)
-    short_k, short_v = k.bfloat16(), v.bfloat16()
-    stored = oracle(q, short_k, short_v, **sight)
-    lost = (stored - oracle(q, k, v, **sight)).square().mean().sqrt()
-    assert (attend(q, short_k, short_v, integers=True, **sight) - stored).square().mean().sqrt() < lost
-
-
-@pytest.mark.parametrize("of", ["k", "v"])
-def test_what_no_token_sees_changes_nothing(of):
-    """Neither a later key's size, which its tile's steps must not know of, nor one that is not a number."""
-    q, k, v = (t.bfloat16() if t.dim() == 3 and i else t for i, t in enumerate(example(4, 2, 32, 60, 40)))
-    clean = attend(q, k, v, integers=True)
-    (k if of == "k" else v)[:, 80] = float("nan")
-    (k if of == "k" else v)[:, 90] *= 1e4
-    damaged = attend(q, k, v, integers=True)
+def test_what_no_token_sees_changes_nothing():
+    q, k, v = example(4, 2, 32, 60, 40)
+    clean = attend(q, k, v)
+    k[:, 80], v[:, 90] = float("inf"), 1e4 * v[:, 90]
+    damaged = attend(q, k, v)
     assert torch.equal(damaged[:20], clean[:20])
-    assert not damaged[20:].isfinite().any()
-
-
-def test_values_of_zero_that_no_token_sees_weigh_nothing():
-    """What a sliding cache has let go stands as zeros: a weight is divided by its value's step."""
-    q, k, v = (t.bfloat16() if i else t for i, t in enumerate(example(4, 2, 32, 250, 40)))
-    sight = {"window": 45, "n_sinks": 4}
-    kept = attend(q, k, v, integers=True, **sight)
-    k[:, 4:200], v[:, 4:200] = 0.0, 0.0
-    assert torch.equal(attend(q, k, v, integers=True, **sight), kept)
+    assert not damaged[20:30].isfinite().any()
 
 
 def test_exponentials_are_float32s():

@@ -27,11 +27,11 @@ def test_a_constant_argument_makes_no_version_of_its_own():
 def test_sizes_of_memory_are_the_same_in_compiled_code():
     @njit
     def compiled(d, n_shared, n_threads):
-        return memory.own_floats(d, n_shared), memory.product_bytes(n_threads, d, n_threads), memory.room(d, n_threads)
+        return memory.few_floats(d, n_shared), memory.product_bytes(n_threads, d, n_threads), memory.row_bytes(d)
 
     for sizes in ((64, 3, 2), (8, 1, 1), (80, 200, 7)):
         d, n_shared, n_threads = sizes
-        plain = memory.own_floats(d, n_shared), memory.product_bytes(n_threads, d, n_threads), memory.room(d, n_threads)
+        plain = memory.few_floats(d, n_shared), memory.product_bytes(n_threads, d, n_threads), memory.row_bytes(d)
         assert compiled(*sizes) == plain
 
 

@@ -81,11 +81,11 @@ def test_a_damaged_file_is_not_loaded(kept, unloaded, tmp_path, damage):
     elif damage == "cut short":
         path.write_bytes(whole[: len(whole) // 2])
     elif damage == "a function is missing":
-        write(path, {name: content for name, content in parts.items() if name != "decode"})
+        write(path, {name: content for name, content in parts.items() if name != "step"})
     elif damage == "a name is missing":
         write(path, parts | {code_files.NAMES: b"{}"})
     else:
-        at = whole.index(parts["decode"][:200]) + 100
+        at = whole.index(parts["step"][:200]) + 100
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])  # its checksum no longer fits
     assert not machine_code.load_file(path)
     assert not machine_code._addresses
@@ -127,7 +127,7 @@ def test_one_file_takes_the_place_of_parts_and_of_other_sources_and_leaves_other
 
 
 def test_what_a_new_process_can_not_load_is_not_kept(kept, folder):
-    assert not code_files.keep(objects_of(kept) | {"decode": ("of nothing", b"damaged")})
+    assert not code_files.keep(objects_of(kept) | {"step": ("of nothing", b"damaged")})
     assert list(folder.iterdir()) == []
 
 
@@ -212,18 +212,18 @@ def test_without_a_folder_each_process_compiles(compiler, monkeypatch):
 def test_a_process_that_ended_too_soon_leaves_what_it_had(compiler, monkeypatch):
     monkeypatch.setattr(code_files, "keep", lambda objects: len(objects) == len(machine_code.SIGNATURES))
     monkeypatch.setattr(machine_code, "_load_kept", lambda: bool(compiler))
-    for name in ("decode", "meet"):
+    for name in ("step", "meet"):
         code_files.keep_part(name, name, b"machine code")
     machine_code.load()
-    assert sorted(compiler) == sorted(set(machine_code.SIGNATURES) - {"decode", "meet"})
+    assert sorted(compiler) == sorted(set(machine_code.SIGNATURES) - {"step", "meet"})
 
 
 def test_a_part_that_is_damaged_is_compiled_again(compiler, folder):
-    code_files.keep_part("decode", "decode", b"machine code")
+    code_files.keep_part("step", "step", b"machine code")
     (part,) = folder.iterdir()
     part.write_bytes(part.read_bytes()[:40])
     compile_apart.compile_all(lambda n: None)
-    assert "decode" in compiler
+    assert "step" in compiler
     assert set(code_files.parts(machine_code.SIGNATURES)) == set(machine_code.SIGNATURES)
 
 

@@ -11,7 +11,7 @@ import torch
 from labkit import backends
 from labkit.backends import fused_step as fused
 from labkit.backends import lookup
-from labkit.kernels.cpu import choice, heed, linear
+from labkit.kernels.cpu import heed, linear
 from labkit.model.config import DenseFFN, GroupedAttention, ModelConfig, Rope, uniform
 from labkit.model.step import Cancelled
 from labkit.perf.timer import NULL_TIMER
@@ -28,10 +28,10 @@ def test_w8a8_multiplies_the_rounded_integers_exactly(n_tokens):
         x = torch.randn(n_tokens, module.in_features) * torch.logspace(-2, 2, n_tokens)[:, None]
         weight = module.weight[:, : module.in_features].long()
         wanted = torch.zeros(n_tokens, module.out_features, dtype=torch.float64)
-        for part in torch.arange(module.in_features).split(64 if n_tokens > 1 else module.in_features):
+        for part in torch.arange(module.in_features).split(64):
             some = x[:, part].double()
-            step = some.abs().amax(dim=1, keepdim=True) / 63 if n_tokens > 1 else torch.ones(1, 1)
-            q = torch.round(some / step).long() if n_tokens > 1 else some
+            step = some.abs().amax(dim=1, keepdim=True) / 63
+            q = torch.round(some / step).long()
             wanted += (q @ weight[:, part].to(q.dtype).T).double() * step
         wanted *= module.scales.double()
         wanted = wanted.float() if module.bias is None else (wanted + module.bias.double()).float()
@@ -48,41 +48,6 @@ def test_w8a8_prefill_equals_its_reference(family):
     exact, _ = compare(dense_twin(transformer), dense_twin(transformer), chunks=(24, 1, 1))
     error = (got - wanted).abs().max()
     assert error <= 0.2 * (exact - wanted).abs().max(), "further from its reference than rounding moved it"
-
-
-def test_a_prompt_may_go_through_torch_and_decode_goes_on_from_its_cache(monkeypatch):
-    monkeypatch.setattr(choice, "torch_is_faster", lambda *_: True)
-    transformer = random_model(FAMILIES["qwen3"])
-    got, wanted = compare(transformer, transformer, chunks=(20, 1, 4, 1, 9, 1))
-    assert torch.equal(got[0], wanted[0])  # the very same function
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_whose_products_are_faster_can_be_asked_of_every_family(monkeypatch, family):
-    monkeypatch.undo()
-    monkeypatch.setattr(choice, "_wins", {})
-    monkeypatch.setattr(choice, "SMALL", 0)
-    assert choice.torch_is_faster(random_model(FAMILIES[family]), 2) is False  # not after one look
-
-
-@pytest.mark.parametrize("weights", [None, Int8(), W8A8(), Int4(group_size=32)], ids=str)
-def test_torch_takes_prompts_when_it_was_faster_in_several_runs(monkeypatch, weights):
-    monkeypatch.undo()
-    calls = []
-    monkeypatch.setattr(choice, "_wins", {})
-    monkeypatch.setattr(choice, "SMALL", 0)
-    monkeypatch.setattr(choice, "_seconds", lambda *given: calls.append(given) or (1.0, 0.5))
-    transformer = quantize(random_model(FAMILIES["llama"]), weights)
-    assert [choice.torch_is_faster(transformer, 2) for _ in range(5)] == [False] * 2 + [True] * 3
-    assert len(calls) == choice.N_WINS == 3
-    monkeypatch.setattr(choice, "_wins", {})
-    answers = iter([(1.0, 0.5), (1.0, 0.9)])  # once in a bad moment, then as it is
-    monkeypatch.setattr(choice, "_seconds", lambda *given: next(answers))
-    assert [choice.torch_is_faster(transformer, 2) for _ in range(4)] == [False] * 4
-    monkeypatch.undo()
-    ours, theirs = choice._seconds(transformer.layers[0].ffn.up_proj, torch.float32, 2)
-    assert min(ours, theirs) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -137,8 +102,7 @@ def test_what_is_not_a_number_comes_out_as_such(weights, chunks, damaged, dtype)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weights", [None, W8A8(), Int4(group_size=32)], ids=str)
 def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, dtype, layer_s):
-    """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits, also
-    where keys and values are rounded to integers."""
+    """In small pieces on a slow machine, so that it can be stopped; in large ones on a fast one; the same logits."""
     transformer = quantize(random_model(long_config(4, 2, d_head=16)), weights)
     monkeypatch.setattr(fused, "MAX_CHUNK", 96)
     ids = torch.arange(96 + 3 * 16 + 1) % transformer.config.vocab_size
@@ -152,7 +116,7 @@ def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, dtype, layer_s)
             monkeypatch.setattr(heed, "heeding", lambda *watched: contextlib.nullcontext())
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))
     assert torch.equal(*results)
-    assert asked.count(0) == (4 if layer_s < 1 else 2)  # 96, 16, 16, and 17: never one alone; or 96 and 49
+    assert asked.count(0) == (5 if layer_s < 1 else 2)  # 96, 16, 16, 16, and one alone; or 96 and 49
     assert asked.count(1) == 1
 
 

@@ -1,4 +1,4 @@
-"""Panels, tiles and the product they make, against numpy and float64; also without this processor's instructions."""
+"""Panels and tiles against numpy; also without this processor's instructions."""
 
 from __future__ import annotations
 
@@ -6,52 +6,61 @@ import numpy as np
 import pytest
 import torch
 from numba import njit
-from torch import nn
 
-from labkit.kernels.cpu import attention_panels, linear, panels, plan, simd, tiles
+from labkit.kernels import panel_layout
+from labkit.kernels.cpu import attention_panels, panels, simd, tiles
+from labkit.kernels.cpu import integer_tiles as it
 from labkit.kernels.cpu.rowwise import LEVELS
-from labkit.kernels.packed import round_tokens
-from labkit.quant import Int4, rtn
+
+SOURCES = {"nibbles": it.nibbles, "bytes": it.signed_bytes, "words": it.words, "unsigned": it.unsigned_bytes}
 
 
 @pytest.mark.parametrize("portable", [False, True])
-@pytest.mark.parametrize("of_bytes", [False, True])
-@pytest.mark.parametrize(("n_words", "block_words"), [(32, 16), (40, 16), (8, 16)])
-def test_an_integer_tile_is_exact(monkeypatch, portable, of_bytes, n_words, block_words):
-    """In blocks that the words fill, or not; the largest sums there can be, of either sign."""
+@pytest.mark.parametrize("source", SOURCES)
+def test_an_integer_tile_is_exact(monkeypatch, portable, source):
+    """Three blocks of 32, the largest sums there can be among them, of either sign; written, then added to."""
     if portable:  # what an ARM processor gets
         monkeypatch.setattr(simd, "HAS_AVX2", False)
-    tile = tiles.make_integers(2, of_bytes=of_bytes)
+    tile = it.make_tile(2, SOURCES[source])
 
     @njit
-    def run(panel, x, x_stride, grid, grid_stride, starts, steps, steps_stride, out, fresh):
-        tile(panel, x, x_stride, n_words, block_words, grid, grid_stride, starts, steps, steps_stride, 0, out, 64,
-             fresh, panel, 0, 0, 6)  # fmt: skip
+    def run(panel, x, x_stride, steps, sums, scales, minima, out, fresh):
+        tile(panel, 3, 4, x, x_stride, steps, sums, 1, scales, minima, 0, out, 64, fresh, panel, 1)
 
-    rng, each = np.random.default_rng(n_words), 4 if of_bytes else 2
-    kind, top, n = (np.int8, 63, 4 * n_words) if of_bytes else (np.int16, 32767, 2 * n_words)
-    n_blocks = -(-n_words // block_words)
-    w, q = rng.integers(-127, 128, (16, n)), rng.integers(-top, top + 1, (2, n))
-    w[0], w[1], q[0] = 127, -127, top
-    grid = rng.random((1 if of_bytes else n_blocks, 16), np.float32)
-    steps = rng.random((2, n_blocks), np.float32)
-    stored = (w + 128).astype(np.uint8) if of_bytes else w.astype(np.int16)
-    panel = np.ascontiguousarray(stored.reshape(16, n_words, each).transpose(1, 0, 2))
-    x, out = q.astype(kind), np.zeros((2, 16), np.float32)
-    exact, taken_off = np.zeros((2, 16)), np.zeros(2, np.float32)
-    for block in range(n_blocks):
-        some = slice(block * block_words * each, (block + 1) * block_words * each)
-        product = (q[:, some] @ w[:, some].T).astype(np.float64) * steps[:, block, None]
-        exact += product * grid[0 if of_bytes else block]
-        taken_off -= 128 * q[:, some].sum(1) * steps[:, block]
-    arrays = (panel, x, grid, taken_off, steps, out)
-    at, x_at, grid_at, starts_at, steps_at, out_at = (a.ctypes.data for a in arrays)
-    grid_stride = 0 if of_bytes else 64
-    # Written, then added to: only the first of a token's panels takes off what all of them have too much.
-    left = -taken_off[:, None] * grid[0] if of_bytes else 0.0
-    for fresh, wanted in ((1, exact), (0, 2 * exact + left)):
-        run(at, x_at, x.strides[0], grid_at, grid_stride, starts_at, steps_at, steps.strides[0], out_at, fresh)
-        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    rng, n = np.random.default_rng(5), 96
+    of_bytes, bits = source == "unsigned", 4 if source == "nibbles" else 8
+    top = 63 if of_bytes else 32767
+    low, high = (0, 15) if bits == 4 else (-127, 127)
+    w, q = rng.integers(low, high + 1, (16, n)), rng.integers(-top, top + 1, (2, n))
+    w[0], w[1], q[0] = high, low, top
+    packed = panel_layout._pack(torch.from_numpy((w & 255).astype(np.uint8)), bits).numpy()[0, : n // 8]
+    order = np.arange(n) if of_bytes else np.arange(n).reshape(-1, 8)[:, [0, 2, 1, 3, 4, 6, 5, 7]].ravel()
+    if source == "words":
+        packed = w[:, order].astype(np.int16).reshape(16, n // 2, 2).transpose(1, 0, 2)
+    packed = np.ascontiguousarray(packed ^ 128 if of_bytes else packed)
+    x = np.ascontiguousarray(q[:, order].astype(np.int8 if of_bytes else np.int16))
+    record = np.zeros((2, 256), np.uint8)  # codes, then steps of 64, then a sum a block of 32
+    record[:, : x[0].nbytes] = x.view(np.uint8).reshape(2, -1)
+    steps, sums = rng.random((2, 2), np.float32), rng.random((2, 3), np.float32)
+    record[:, 208:216] = steps.view(np.uint8)
+    blocks = q.reshape(2, 3, 32)
+    record[:, 224:236] = (-128 * blocks.sum(2)).astype(np.int32).view(np.uint8) if of_bytes else sums.view(np.uint8)
+    scales, minima = rng.random((3, 16), np.float32), rng.random((3, 16), np.float32) * np.float32(1e6)
+    exact = np.zeros((2, 16), np.float32)
+    for block in range(3):  # the contract, step by step in float32
+        whole = (blocks[:, block] @ w.reshape(16, 3, 32)[:, block].T).astype(np.float32)
+        factor = steps[:, block // 2, None] * scales[block]
+        exact = (whole.astype(float) * factor.astype(float) + exact.astype(float)).astype(np.float32)
+        if not of_bytes:
+            low_ = minima[block].astype(float) * sums[:, block, None].astype(float)
+            exact = (low_ + exact.astype(float)).astype(np.float32)
+    out, at = np.zeros((2, 16), np.float32), record.ctypes.data
+    given = (at, 256, at + 208, at + 224, scales.ctypes.data, 0 if of_bytes else minima.ctypes.data, out.ctypes.data)
+    run(packed.ctypes.data, *given, 1)
+    np.testing.assert_allclose(out, exact, rtol=3e-7)
+    first = out.copy()
+    run(packed.ctypes.data, *given, 0)
+    np.testing.assert_allclose(out, 2 * first, rtol=1e-6)
 
 
 @pytest.mark.parametrize("portable", [False, True])
@@ -79,7 +88,7 @@ def test_a_tile_of_pairs_is_exact(monkeypatch, portable, n):
 
 
 @pytest.mark.parametrize("last", [15, 9, 4])
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8", "bytes"])
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
 def test_a_panel_holds_rows_word_by_word(kind, last):
     pack = getattr(panels, f"pack_{kind}")
 
@@ -88,39 +97,7 @@ def test_a_panel_holds_rows_word_by_word(kind, last):
         for half in range(2):
             pack(w, stride, last, n, half, out)
 
-    numbers = torch.randn(last + 1, 96) * 30
-    rows = {"fp32": numbers, "bf16": numbers.bfloat16()}.get(kind, numbers.to(torch.int8))
-    wanted = {"int8": rows.short(), "bytes": rows.short() + 128}.get(kind, rows.float())
-    wanted = wanted[[min(r, last) for r in range(16)]].to(torch.uint8 if kind == "bytes" else wanted.dtype)
-    each = {"int8": 2, "bytes": 4}.get(kind, 1)
-    out = torch.zeros(96 // each, 16, each, dtype=wanted.dtype)
+    rows = (torch.randn(last + 1, 96) * 30).to({"fp32": torch.float32, "bf16": torch.bfloat16}[kind])
+    wanted, out = rows.float()[[min(r, last) for r in range(16)]], torch.zeros(96, 16)
     run(rows.data_ptr(), rows.stride(0) * rows.itemsize, 96, out.data_ptr())
-    assert torch.equal(out, wanted.unflatten(1, (-1, each)).transpose(0, 1))
-
-
-FORMS = {
-    "fp32": lambda plain: plain,
-    "bf16": lambda plain: plain.to(torch.bfloat16),
-    "int8": rtn.to_int8,
-    "w8a8": rtn.to_w8a8,
-    "int4, groups of 32": lambda plain: rtn.to_int4(plain, Int4(32)),
-    "int4, groups of 64": lambda plain: rtn.to_int4(plain, Int4(64)),
-    "int4, groups of 128, symmetric": lambda plain: rtn.to_int4(plain, Int4(128, symmetric=True)),
-}
-
-
-@pytest.mark.parametrize("n_threads", [1, 3])
-@pytest.mark.parametrize("n_tokens", [2, 5, 7, 16, 61])
-@pytest.mark.parametrize("form", FORMS)
-def test_products_of_any_shape_equal_float64s(form, n_tokens, n_threads):
-    """Rows that do not fill a panel; inputs of several panels; few rows for many threads, so that tokens are cut."""
-    for n_out, n_in, bias in ((20, 1280, True), (50, 384, False), (7, 2432, False)):
-        module = FORMS[form](nn.Linear(n_in, n_out, bias=bias).requires_grad_(False))
-        x = torch.randn(n_tokens, n_in) * torch.logspace(-1, 1, n_in)
-        dense = module.dequantize() if hasattr(module, "dequantize") else module.weight
-        seen = round_tokens(x) if form == "w8a8" else x
-        wanted = seen.double() @ dense.double().T + (0.0 if module.bias is None else module.bias.double())
-        with linear.compiled_products(n_threads):
-            got = linear.multiply(plan.describe(module), x, module.bias)
-        tolerance = 1e-3 if form == "w8a8" else 1e-4 if form.startswith("int") else 1e-5
-        assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
+    assert torch.equal(out, wanted.T)

@@ -17,7 +17,7 @@ def bound(name: str) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_prompt_then_decoding(name, reading):
+def test_prompt_then_decoding(name):
     driver = Driver(build(name, [layer(), layer(window=9)]))
     for n in (70, *[1] * 40, 3, 40, 1, 1):
         driver.step(n)
@@ -27,7 +27,7 @@ def test_prompt_then_decoding(name, reading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_token_by_token_from_nothing(name, reading):
+def test_token_by_token_from_nothing(name):
     driver = Driver(build(name, [layer()], capacity_tokens=80))
     for _ in range(80):
         driver.step(1)
@@ -35,7 +35,7 @@ def test_token_by_token_from_nothing(name, reading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_several_sequences_in_one_step(name, reading):
+def test_several_sequences_in_one_step(name):
     driver = Driver(build(name, [layer(window=30), layer()], n_sequences=3, capacity_tokens=160))
     driver.step({7: 40})
     driver.step({7: 1, 2: 25})  # one decodes while another's prompt comes in
@@ -49,7 +49,7 @@ def test_several_sequences_in_one_step(name, reading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_rejected_drafts_are_rolled_back(name, reading):
+def test_rejected_drafts_are_rolled_back(name):
     driver = Driver(build(name, [layer()], capacity_tokens=200))
     driver.step(100)
     for accepted in (0, 3, 5, 1, 4, 2, 0, 5):
@@ -62,7 +62,7 @@ def test_rejected_drafts_are_rolled_back(name, reading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_deep_truncation_and_a_new_continuation(name, reading):
+def test_deep_truncation_and_a_new_continuation(name):
     driver = Driver(build(name, [layer()], capacity_tokens=200))
     driver.step(120)
     for n in (117, 70, 64, 33, 0):
@@ -75,7 +75,7 @@ def test_deep_truncation_and_a_new_continuation(name, reading):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("n_new", [1, 6, 90])
-def test_an_interrupted_step_changes_nothing(name, n_new, reading):
+def test_an_interrupted_step_changes_nothing(name, n_new):
     def outputs(interrupt: bool) -> list[float]:
         driver = Driver(build(name, [layer(), layer()], capacity_tokens=300))
         for n in (50, 1, 1):
@@ -95,7 +95,7 @@ def test_an_interrupted_step_changes_nothing(name, n_new, reading):
 
 
 @pytest.mark.parametrize("name", ["contiguous", *BLOCKED])
-def test_fork(name, reading):
+def test_fork(name):
     driver = Driver(build(name, [layer(), layer(window=20)], n_sequences=3, capacity_tokens=160))
     driver.step(75)
     for target in (1, 2):
@@ -111,7 +111,7 @@ def test_fork(name, reading):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("heads", [(1, 1), (1, 7), (3, 9), (4, 4), (2, 10), (1, 16)], ids="{0[0]}of{0[1]}".format)
-def test_heads(name, heads, reading):
+def test_heads(name, heads):
     n_groups, n_heads = heads
     driver = Driver(build(name, [layer(n_groups, 32)], capacity_tokens=100), n_heads=n_heads)
     for n in (70, 1, 2, 1):
@@ -120,7 +120,7 @@ def test_heads(name, heads, reading):
 
 
 @pytest.mark.parametrize("name", [*BLOCKED, "contiguous", "sliding-own"])
-def test_widths_that_no_kernel_serves(name, reading):
+def test_widths_that_no_kernel_serves(name):
     driver = Driver(build(name, [layer(2, 6, 10)], capacity_tokens=100))
     for n in (70, 1, 2, 1):
         driver.step(n)
@@ -128,7 +128,7 @@ def test_widths_that_no_kernel_serves(name, reading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_values_wider_than_keys_soft_capping_and_sinks(name, reading):
+def test_values_wider_than_keys_soft_capping_and_sinks(name):
     driver = Driver(build(name, [layer(2, 16, 48), layer(2, 32, 16, window=12, n_sinks=3)]), softcap=4.0)
     for n in (60, 1, 4, 1, 20, 1):
         driver.step(n)
@@ -136,7 +136,7 @@ def test_values_wider_than_keys_soft_capping_and_sinks(name, reading):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_bfloat16(name, reading):
+def test_bfloat16(name):
     driver = Driver(build(name, [layer(2, 32)], dtype=torch.bfloat16))
     for n in (70, 1, 1, 4):
         driver.step(n)

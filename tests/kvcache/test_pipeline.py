@@ -17,7 +17,6 @@ from labkit.pipeline import Pipeline
 from labkit.tokenizer import Tokenizer
 from tests.kvcache.drive import LOSSLESS, LOSSY
 
-pytestmark = pytest.mark.usefixtures("reading")
 PROMPT = "A cache remembers what was computed, so that it need not be computed again." * 2
 CHOICES = {name: choice for name, choice in LOSSLESS.items() if name != "offloaded"}
 

@@ -29,7 +29,7 @@ class Counting(TritonReader):
         return super().attend(*args)
 
 
-blocks.make_reader = lambda cache: (Counting(cache, triton_cache), None)
+blocks.make_reader = lambda cache: Counting(cache, triton_cache)
 triton_cache.MIN_STRETCH = 32  # so that short tests cut the work up too
 torch.set_num_threads(1)
 

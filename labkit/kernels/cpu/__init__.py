@@ -1,6 +1,6 @@
-"""The compiled path on a CPU: numba and a little LLVM, no compiler on the user's machine.
+"""The compiled step on a CPU: machine code that numba writes.
 
-Read in this order: ``step`` (one token through the model), ``blocks`` and ``products`` (its parts), ``dots`` and
-``rowwise`` (their inner loops), ``simd`` (the vectors these are written in), ``prefill``, ``matmul`` and ``tiles``
-(many tokens), ``team`` (the threads), ``plan`` (a model as tables of numbers), ``fused`` (the backend).
+Read in this order: ``step`` (any number of tokens through the model), ``matmul`` and what it calls (its products),
+``attention`` and the two that compute it (``attention_few``, ``attention_run``), ``tiles`` and ``simd`` (their inner
+loops), ``plan`` (what it knows of a model), ``team`` (who runs it).
 """

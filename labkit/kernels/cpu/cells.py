@@ -20,32 +20,31 @@ FUNCTION, CLOCK, GIVE_WAY, N_THREADS, LINEARS, LAYERS, FLOATS, SIZES, WORK, X, L
 )
 N_CELLS = 15
 """job. TABLE: the embedding that the token is looked up in (``tokens``); 0: X holds its row. TOKEN: address of the
-token, which the most likely next one replaces; 0: nobody asks for it. HIDDEN: where a token's hidden states after the
-last layer go; 0: nowhere."""
+token, which the most likely next one replaces; 0: nobody asks for it. HIDDEN: where the hidden states of few tokens
+go (of more, X has them); 0: nowhere."""
 
 LINEAR_AT, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, N_INPUTS, SCRATCH = range(4, 11)
 """product: the linear's row of the plan, tokens in and out with their strides in bytes, how many, working memory."""
 
-N_SIZES = 15
+N_SIZES = 13
 (
-    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, WANTED, OWN, N_PARTS, HELD,
-    PIECES, MIXTURE,
+    N_LAYERS, D_MODEL, N_NEW, LAYER_NORM, FINAL_W, FINAL_B, WIDEST, EPS_BITS, CAP_BITS, OWN, N_PARTS, HELD, PIECES,
 ) = range(N_SIZES)  # fmt: skip
-"""sizes. WANTED: whether logits are. OWN: float32 numbers of a thread's own memory for a prompt's attention. N_PARTS:
-what one token's attention is cut into, whoever takes the parts, so that the sums do not depend on how many threads took
-them. HELD: address of ``held``; PIECES: of the memory for attention's parts, which the threads share; MIXTURE: for a
-token's experts."""
+"""sizes. OWN: float32 numbers of a thread's own memory for attention. N_PARTS: the team's threads, whoever of them
+takes part. HELD: address of ``held``; PIECES: of the memory for attention's pieces, which the threads share."""
 
 PHASE_NAMES = ("attention", "ffn", "norm", "lm_head", "kv_cache", "embed", "sample")
 T_ATTENTION, T_FFN, T_NORM, T_LM_HEAD, T_KV_CACHE, T_EMBED, T_SAMPLE, ASKED, STOPPED = range(9)
 N_PHASES = 9
 """phases. The last two are no times: the caller wants a prompt to be left, and the team has left it."""
 
-TOKENS, LASTS, N_LASTS, APART, BLOCK_TABLE, N_TABLES, N_BLOCKS, STRETCH = range(8)
-N_HELD = 8
+TOKENS, LASTS, N_LASTS, RUNS, N_RUNS, FEW, N_FEW, N_TILES, BLOCK_TABLE, N_TABLES, N_BLOCKS, STRETCH = range(12)
+N_HELD = 12
 """held. TOKENS: address of (T, 2) int64, each token's position and slot (the sequence's place, or its row of the block
-table). LASTS: address of the N_LASTS tokens whose logits are wanted. APART: the tokens are not one run of one sequence.
-BLOCK_TABLE: address of (N_TABLES, N_BLOCKS) int32; STRETCH: of the compiled ``stretch``."""
+table). LASTS: of the N_LASTS tokens whose logits are wanted. RUNS: of (N_RUNS, 2), first token and number of tokens of
+those that follow each other in one sequence and meet their keys as panels; FEW: of the N_FEW others, N_TILES the most
+tiles of keys that one of them meets. BLOCK_TABLE: of (N_TABLES, N_BLOCKS) int32; STRETCH: of the compiled
+``stretch``."""
 
 ROUTER, SHARED_GATE, FIRST_EXPERT = range(3)
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = range(3)

@@ -1,6 +1,6 @@
 """The functions that a team runs, compiled by numba.
 
-python -m labkit.kernels.cpu.compiling decode matmul     compiles these and keeps them (``compile_apart``)
+python -m labkit.kernels.cpu.compiling step matmul     compiles these and keeps them (``compile_apart``)
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from labkit.kernels.cpu import code_files
 from labkit.kernels.cpu.loops import meet, publish, run, serve
 from labkit.kernels.cpu.machine_code import SIGNATURES, UNREACHED
 from labkit.kernels.cpu.matmul import matmul
-from labkit.kernels.cpu.prefill import prefill
-from labkit.kernels.cpu.step import decode
+from labkit.kernels.cpu.step import step
 from labkit.kernels.cpu.stretch import stretch
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "decode": decode,
-    "prefill": prefill,
+    "step": step,
     "matmul": matmul,
     "meet": meet,
     "run": run.py_func,

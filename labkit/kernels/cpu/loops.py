@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
+from labkit.kernels.cpu.barrier import SPINS, barrier
 from labkit.kernels.cpu.cells import (
     EACH,
     FUNCTION,
@@ -21,7 +22,6 @@ from labkit.kernels.cpu.cells import (
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.cpu.simd import atomic_read, atomic_swap, call_job, give_way, pause, ticks
-from labkit.kernels.cpu.step import SPINS, barrier
 
 
 @jit

@@ -25,8 +25,7 @@ SIGNATURES = {
     "serve": "iiiiiii",
     "stretch": "viiiiiiiiiif",
     "matmul": "viii",
-    "decode": "viii",
-    "prefill": "viii",
+    "step": "viii",
 }
 """By function: what it returns and takes (v nothing, i int64, f float32); compiled in this order, the longest last."""
 C_TYPES: dict[str, Any] = {"v": None, "i": ctypes.c_int64, "f": ctypes.c_float}

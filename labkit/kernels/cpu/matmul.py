@@ -4,9 +4,8 @@
 
     round_tokens | multiply        ( | is a barrier; plain weights need neither the first nor the barrier)
 
-Sixteen rows at a time, each output in a lane of its own. Every output is summed up in one order, whatever the number of
-tokens, threads and pieces (``tiles``, ``integer_tiles``), so a token's numbers do not depend on its company. A few tokens
-pass a packed panel as it comes from memory; more pass what is made of as much of it as the first-level cache holds.
+Sixteen rows at a time (``panel_product``), each output in a lane of its own. Every output is summed up in one order,
+whatever the number of tokens, threads and pieces, so a token's numbers do not depend on its company.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.cpu import rounding
+from labkit.kernels.cpu.barrier import barrier
 from labkit.kernels.cpu.cells import (
     GIVE_WAY,
     INPUT,
@@ -30,10 +30,10 @@ from labkit.kernels.cpu.cells import (
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.memory import ROWS, own_bytes, record_bytes
 from labkit.kernels.cpu.panel_product import one_panel, one_plain_panel
+from labkit.kernels.cpu.plain_rows import MOST_TOKENS, rows_as_they_lie
 from labkit.kernels.cpu.plan import FORMAT, LINEAR, N_IN, N_OUT, PACKED, ROUNDS
 from labkit.kernels.cpu.products import share
 from labkit.kernels.cpu.rowwise import array_at
-from labkit.kernels.cpu.step import barrier
 
 PIECES_A_THREAD = 4
 """Into how many pieces a product is cut at least, for each thread: by rows, and by tokens where rows are few."""
@@ -67,8 +67,8 @@ def round_tokens(linear, x, x_stride, n_tokens, work, rank, n_threads):
 
 @jit
 def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threads):
-    """This thread's part of out (T, N) = x (T, K) W^T + b. For packed weights ``round_tokens`` and a barrier come first:
-    x is then what that left in ``work``."""
+    """This thread's part of out (T, N) = x (T, K) W^T + b. For packed weights ``round_tokens`` and a barrier come
+    first: x is then what that left in ``work``."""
     record = record_bytes(linear[N_IN])
     own = (work + n_tokens * record + 63) // 64 * 64 + rank * (own_bytes(n_tokens) // 64 * 64)
     n_panels = (linear[N_OUT] + ROWS - 1) // ROWS
@@ -80,5 +80,7 @@ def multiply(linear, x, x_stride, n_tokens, out, out_stride, work, rank, n_threa
         here = out + token * out_stride
         if linear[FORMAT] == PACKED:
             one_panel(linear, panel, work + token * record, stop - token, here, out_stride, own)
+        elif n_tokens <= MOST_TOKENS:
+            rows_as_they_lie(linear, panel, x, x_stride, n_tokens, out, out_stride, own)
         else:
             one_plain_panel(linear, panel, x + token * x_stride, x_stride, stop - token, here, out_stride, own)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from labkit.kernels.cpu import stored_spec as spec_cells
-from labkit.kernels.cpu.plan import D_HEAD, N_HEADS, N_KV, SPEC
+from labkit.kernels.cpu.plan import CODED, D_HEAD, N_HEADS, N_KV, SPEC
 
 ROWS = 16
 """Rows, keys or channels of a panel: two vectors of 8 lanes."""
 WORD = 64
 """Bytes of a panel's word: four of each row."""
 TILE = 128
-"""Keys that a prompt's attention meets at once, or whose scores are held at once."""
+"""Keys that attention takes together; the borders are multiples of it."""
 STORED_TILE = 64
 """The same of a cache that is read as it is stored."""
 PANEL_BYTES = 18 * 1024
@@ -31,15 +31,18 @@ STEP = 6
 BAND = 24
 """Rows that pass a panel one after the other, as it lies in the first-level cache."""
 BUFFERS = 7
-"""Rows of a token that a prompt's step keeps, of the widest matrix."""
+"""Rows of a token that a step keeps, of the widest matrix."""
+ALONE = 4
+"""Up to so many tokens each thread does for itself what is done token by token."""
+PANEL_TOKENS = 8
+"""From so many tokens of one sequence on, the keys that they meet are made panels first."""
+CODED_TILE = 256
+"""As TILE, where keys are codes: whole blocks of any size."""
 
 
-def room(widest, n_threads):
-    """Float32 cells of a token's step: (offset of private parts, size of one, all)."""
-    padded = (widest + 255) // 64 * 64
-    shared = 8 * padded
-    private = 7 * padded + TILE + own_bytes(1) // 4 // 16 * 16 + 16
-    return shared, private, shared + n_threads * private
+def row_bytes(widest):
+    """A row of a token."""
+    return 4 * ((widest + 255) // 64 * 64)
 
 
 def whole(d):
@@ -48,7 +51,7 @@ def whole(d):
 
 
 def tile_bytes(d):
-    """A tile of one group's keys and values, in float32; in int16 it takes half, and the steps."""
+    """A tile of one group's keys and values as panels."""
     return 4 * TILE * (d + whole(d))
 
 
@@ -57,17 +60,32 @@ def all_bytes(n_keys, n_kv, d):
     return -(-n_keys // TILE) * n_kv * tile_bytes(d)
 
 
-def panel_floats(d):
-    """A thread that makes tiles: sixteen keys, rounded, and two of them or of the values, widened; float32."""
-    return (ROWS + 2) * whole(d) + 64
-
-
-def own_floats(d, n_shared):
-    """A thread in a prompt's attention, float32, where ``n_shared`` query heads share a key head: queries with their
-    steps, outputs, maxima and sums of an item's rows; one register tile's scores and weights; one token's queries."""
+def run_floats(d, n_shared):
+    """A thread in a prompt's attention, float32, where ``n_shared`` query heads share a key head: queries and states
+    of an item's rows; a band's scores and pieces."""
     n_rows = max(MOST_ROWS, n_shared) + STEP
-    mine = n_rows * (2 * whole(d) + 3) + (2 * TILE + 1) * BAND + 2 * ROWS + 64
-    return max(mine, panel_floats(d))
+    return n_rows * (2 * whole(d) + 2) + (TILE + whole(d) + 2) * BAND + 64
+
+
+def few_floats(d, n_shared):
+    """A thread in a few tokens' attention: queries, states and pieces of a group's heads."""
+    return (n_shared * (3 * d + 4) + 79) // 16 * 16
+
+
+def score_floats(n_shared):
+    """Scores of a tile, and what is written behind them."""
+    return n_shared * (TILE + 16)
+
+
+def tile_tokens(layer):
+    """Keys to a tile of a few tokens' attention."""
+    return CODED_TILE if layer[CODED] != 0 else TILE
+
+
+def is_split(n_few, n_kv, n_parts):
+    """Whether a few tokens' attention is shared out by tiles too, because there are too few tokens and groups. It
+    depends on the team's size, not on who takes part: there is memory for the pieces."""
+    return n_parts > 1 and 0 < n_few * n_kv < 4 * n_parts
 
 
 def record_bytes(n_in):
@@ -86,21 +104,16 @@ def product_bytes(n_tokens, widest, n_threads):
     return n_tokens * record_bytes(widest) + 64 + n_threads * own_bytes(n_tokens) + 256
 
 
-def private_bytes(widest, floats):
-    """A thread in a prompt's step: ``floats`` for attention, and what a product with one token needs."""
-    return 4 * ((floats + 127) // 64 * 64) + 12 * ((widest + 255) // 64 * 64)
+def private_bytes(widest, floats, n_threads):
+    """A thread's own: rows of ALONE tokens, its products with them, and ``floats`` for attention."""
+    rows = 3 * ALONE * row_bytes(widest) + product_bytes(ALONE, widest, n_threads)
+    return (rows + 4 * floats + 255) // 64 * 64
 
 
 def step_bytes(n_tokens, widest, floats, panels, n_threads):
-    """All of a prompt's step; ``panels`` is what keys and values take as such, in bytes."""
-    row = 4 * ((widest + 255) // 64 * 64)
-    shared = BUFFERS * row * n_tokens + product_bytes(n_tokens, widest, n_threads)
-    return shared + n_threads * private_bytes(widest, floats) + panels + 512
-
-
-def mixture_floats(n_experts, n_active, d_expert):
-    """One token's scores, and the hidden layers of the experts it visits; float32."""
-    return (n_experts + 63) // 64 * 64 + n_active * ((d_expert + 63) // 64 * 64)
+    """All of a step; ``panels`` is what keys and values take as such, in bytes."""
+    shared = BUFFERS * row_bytes(widest) * n_tokens + product_bytes(n_tokens, widest, n_threads)
+    return shared + n_threads * private_bytes(widest, floats, n_threads) + panels + 512
 
 
 def workspace_size(spec):
@@ -111,28 +124,33 @@ def workspace_size(spec):
     return rows * (3 + spec[spec_cells.DIMS_V] + 2 * spec[spec_cells.DIMS_K] + tile * (1 + spec[spec_cells.V_GRIDS]))
 
 
-def cut(layer, n_tokens, n_parts):
-    """How the tokens' attention over blocks is cut: (stretches of keys, passes over a group's heads)."""
-    n_passes = -(-(layer[N_HEADS] // layer[N_KV]) // spec_cells.MAX_ROWS)
-    return max(1, -(-2 * n_parts // (n_tokens * layer[N_KV] * n_passes))) if n_parts > 1 else 1, n_passes
-
-
 IN_COMPILED_CODE = (
-    room, whole, tile_bytes, all_bytes, panel_floats, own_floats, record_bytes, own_bytes, product_bytes, private_bytes,
-    workspace_size, cut,
+    row_bytes, whole, tile_bytes, all_bytes, few_floats, record_bytes, own_bytes, product_bytes, private_bytes,
+    workspace_size,
+    tile_tokens, is_split,
 )  # fmt: skip
 
 
-def piece_floats(layers: np.ndarray, n_tokens: int, n_parts: int) -> int:
-    """float32 numbers that the pieces of ``n_tokens`` tokens' attention take, the most of any of ``layers``."""
+def own_floats(layers: np.ndarray) -> int:
+    """float32 numbers of a thread's own memory for attention, in the layer that needs most."""
     most = 0
     for layer in layers:
-        if layer[SPEC] == 0:
-            n = n_tokens * n_parts * int(layer[N_HEADS] * (layer[D_HEAD] + 2))
-        else:
+        d, n_shared = int(layer[D_HEAD]), int(layer[N_HEADS] // layer[N_KV])
+        reading = score_floats(n_shared)
+        if layer[CODED]:
             integers: Any = np.ctypeslib.ctypes.c_int64 * spec_cells.N_SPEC
             spec = np.ctypeslib.as_array(integers.from_address(int(layer[SPEC])))
-            n_splits, n_passes = cut(layer, n_tokens, n_parts)
-            n = n_tokens * int(layer[N_KV]) * n_passes * n_splits * int(workspace_size(spec))
-        most = max(most, n)
+            reading = int(workspace_size(spec))
+        most = max(most, run_floats(d, n_shared), few_floats(d, n_shared) + reading)
     return most
+
+
+def panel_bytes(layers: np.ndarray, n_keys: int) -> int:
+    """Memory of a run's keys and values as panels, in the layer that needs most."""
+    return max(int(all_bytes(n_keys, n_kv, d)) for n_kv, d in layers[:, [N_KV, D_HEAD]].tolist())
+
+
+def piece_floats(layers: np.ndarray, n_few: int, n_tiles: int, n_parts: int) -> int:
+    """float32 numbers that the pieces of a few tokens' attention take, the most of any layer."""
+    sizes = layers[:, [N_HEADS, N_KV, D_HEAD]].tolist()
+    return max((n_few * n * n_tiles * (d + 2) for n, n_kv, d in sizes if is_split(n_few, n_kv, n_parts)), default=0)

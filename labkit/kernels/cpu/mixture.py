@@ -1,12 +1,10 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""A mixture of experts inside a compiled step: which experts a token visits, and what they add for one token.
+"""A mixture of experts inside a compiled step: expert after expert, each with all the tokens that visit it.
 
-    route | hidden | add        ( | is a barrier; each thread takes a share of the rows)
-
-Many tokens: ``mixture_run``. The shared expert, where a family has one, is the layer's own FFN; here it is only
-weighed (``model.moe`` is the reference). A layer's table of experts: the router, the shared expert's gate (W 0: none),
-then gate, up and down of each.
+The shared expert, where a family has one, is the layer's own FFN; here it is only weighed (``model.moe`` is the
+reference). A layer's table of experts: the router, the shared expert's gate (W 0: none), then gate, up and down of
+each.
 """
 
 from __future__ import annotations
@@ -17,22 +15,23 @@ import numpy as np
 from numba import carray
 
 from labkit.kernels.cpu import blocks
+from labkit.kernels.cpu.barrier import barrier
 from labkit.kernels.cpu.blocks import floats
 from labkit.kernels.cpu.cells import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, FIRST_EXPERT, ROUTER, SHARED_GATE
 from labkit.kernels.cpu.jit import jit
+from labkit.kernels.cpu.matmul import multiply, round_tokens
 from labkit.kernels.cpu.plan import ACTIVATION, D_EXPERT, EXPERTS, LINEAR, N_ACTIVE, N_EXPERTS, RENORMALIZE, W
-from labkit.kernels.cpu.products import product, share
 from labkit.kernels.cpu.rowwise import array_at
 
 
 @jit
-def table(layer):
+def _table(layer):
     """The layer's linears: (2 + 3 E, LINEAR)."""
     return carray(array_at(layer[EXPERTS]), (FIRST_EXPERT + 3 * layer[N_EXPERTS], LINEAR), np.int64)
 
 
 @jit
-def choose(layer, scores, ids, gates):
+def _choose(layer, scores, ids, gates):
     """The N_ACTIVE largest of scores (E,), which are used up: ids (k,) int64 and gates (k,) float32, at addresses."""
     n_active = layer[N_ACTIVE]
     s, found = floats(scores, layer[N_EXPERTS]), carray(array_at(ids), (n_active,), np.int64)
@@ -58,52 +57,75 @@ def choose(layer, scores, ids, gates):
 
 
 @jit
-def route(layer, x, scores, rank, n_threads):
-    """This thread's share of the router's scores (E,) for x (M,)."""
-    first, end = share(layer[N_EXPERTS], 16, rank, n_threads)
-    product(table(layer)[ROUTER], x, 0, scores, first, end)
+def weigh_shared(layer, x, row, m, y, n_tokens, scratch, work, rank, n_threads):
+    """This thread's tokens of y (T, M), the shared expert's outputs for x (T, M), by how much each counts: all, where
+    it has no gate, nothing where there is no shared expert. scratch takes 16 numbers, work what one product does."""
+    gate, shares = _table(layer)[SHARED_GATE], floats(scratch, 16)
+    for t in range(rank, n_tokens, n_threads):
+        if gate[W] == 0:
+            continue
+        round_tokens(gate, x + t * row, row, 1, work, 0, 1)
+        multiply(gate, x + t * row, row, 1, scratch, 64, work, 0, 1)
+        weight = np.float32(1.0) / (np.float32(1.0) + np.float32(math.exp(-shares[0])))
+        shared = floats(y + t * row, m)
+        for i in range(m):
+            shared[i] *= weight
 
 
 @jit
-def weigh_shared(layer, x, scratch, y, first, end):
-    """y[first:end], the shared expert's output for x (M,), by how much it counts: all, where it has no gate."""
-    gate = table(layer)[SHARED_GATE]
-    if gate[W] == 0:
-        return
-    product(gate, x, 0, scratch, 0, 1)
-    weight = np.float32(1.0) / (np.float32(1.0) + np.float32(math.exp(-floats(scratch, 1)[0])))
-    shared = floats(y, end)
-    for i in range(first, end):
-        shared[i] *= weight
+def experts(
+    layer, x, row, m, n_tokens, y, scores, visits, gathered, gate, up, out, work, team, rank, n_threads, give_way_at
+):
+    """y (T, M) += the experts' outputs for x (T, M), all rows ``row`` bytes apart, on the whole team.
 
-
-@jit
-def hidden(layer, x, scores, ids, gates, scratch, rank, n_threads):
-    """The experts of x (M,): their ids and gates (this thread's own), and a share of each one's hidden layer, which lie
-    behind ``scores`` (E,). ``scratch`` takes E, or twice an expert's width."""
-    n_experts, wide = layer[N_EXPERTS], 4 * ((layer[D_EXPERT] + 63) // 64 * 64)
-    blocks.copy(scores, n_experts, scratch)
-    choose(layer, scratch, ids, gates)
-    linears, out = table(layer), scores + 4 * ((n_experts + 63) // 64 * 64)
-    first, end = share(layer[D_EXPERT], 16, rank, n_threads)
-    for e in carray(array_at(ids), (layer[N_ACTIVE],), np.int64):
+    scores, visits, gathered, gate, up and out are memory of T rows each that the team shares (scores and out may be the
+    same); visits holds each token's ids, then gates; x may be each thread's own."""
+    linears, n_active = _table(layer), layer[N_ACTIVE]
+    multiply(linears[ROUTER], x, row, n_tokens, scores, row, work, rank, n_threads)
+    barrier(team, n_threads, give_way_at)
+    for t in range(rank, n_tokens, n_threads):
+        ids = visits + t * row
+        _choose(layer, scores + t * row, ids, ids + 8 * n_active)
+    barrier(team, n_threads, give_way_at)
+    for e in range(layer[N_EXPERTS]):
+        n_here = 0
+        for t in range(n_tokens):
+            if _visit(visits + t * row, n_active, e) < 0:
+                continue
+            if n_here % n_threads == rank:
+                blocks.copy(x + t * row, m, gathered + n_here * row)
+            n_here += 1
+        if n_here == 0:  # for every thread
+            continue
         own = linears[FIRST_EXPERT + 3 * e : FIRST_EXPERT + 3 * e + 3]
-        product(own[EXPERT_GATE], x, 0, scratch, first, end)
-        product(own[EXPERT_UP], x, 0, scratch + wide, first, end)
-        at = 4 * first
-        blocks.activate(layer[ACTIVATION], True, scratch + at, scratch + wide + at, end - first, out + at)
-        out += wide
+        barrier(team, n_threads, give_way_at)
+        multiply(own[EXPERT_GATE], gathered, row, n_here, gate, row, work, rank, n_threads)
+        multiply(own[EXPERT_UP], gathered, row, n_here, up, row, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        for i in range(rank, n_here, n_threads):
+            at = up + i * row
+            blocks.activate(layer[ACTIVATION], True, gate + i * row, at, layer[D_EXPERT], at)
+        barrier(team, n_threads, give_way_at)
+        multiply(own[EXPERT_DOWN], up, row, n_here, out, row, work, rank, n_threads)
+        barrier(team, n_threads, give_way_at)
+        i = 0
+        for t in range(n_tokens):
+            j = _visit(visits + t * row, n_active, e)
+            if j < 0:
+                continue
+            if t % n_threads == rank:
+                g = floats(visits + t * row + 8 * n_active, n_active)[j]
+                total, one = floats(y + t * row, m), floats(out + i * row, m)
+                for c in range(m):
+                    total[c] += g * one[c]
+            i += 1
 
 
 @jit
-def add(layer, scores, ids, gates, scratch, y, first, end):
-    """y[first:end] += the experts' outputs, weighed; y (M,) at an address."""
-    linears, wide = table(layer), 4 * ((layer[D_EXPERT] + 63) // 64 * 64)
-    at = scores + 4 * ((layer[N_EXPERTS] + 63) // 64 * 64)
-    g, visited = floats(gates, layer[N_ACTIVE]), carray(array_at(ids), (layer[N_ACTIVE],), np.int64)
-    total, one = floats(y, end), floats(scratch, end)
-    for j in range(layer[N_ACTIVE]):
-        product(linears[FIRST_EXPERT + 3 * visited[j] + EXPERT_DOWN], at, 0, scratch, first, end)
-        for i in range(first, end):
-            total[i] += g[j] * one[i]
-        at += wide
+def _visit(ids, n_active, e):
+    """Which of a token's visits is expert e; -1 when none is."""
+    found = carray(array_at(ids), (n_active,), np.int64)
+    for j in range(n_active):
+        if found[j] == e:
+            return j
+    return -1

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,9 @@ from labkit.kernels.panel_layout import BLOCK, Panels
 
 FP32, BF16, PACKED = range(3)
 LINEAR = 14
-FORMAT, W, SCALES, MINIMA, BIAS, N_OUT, N_IN, STRIDE, GROUP, BITS, SCALE_BYTES, MINIMUM_BYTES, ZERO, ROUNDS = range(LINEAR)
+FORMAT, W, SCALES, MINIMA, BIAS, N_OUT, N_IN, STRIDE, GROUP, BITS, SCALE_BYTES, MINIMUM_BYTES, ZERO, ROUNDS = range(
+    LINEAR
+)
 TO_BYTES = 1024
 """In ROUNDS, on top of the inputs that are summed up as integers: tokens become bytes. 0: they stay as they are."""
 Q, K, V, O, GATE, UP, DOWN = range(7)
@@ -36,9 +37,9 @@ PER_LAYER = 7
     N_HEADS, N_KV, D_HEAD, WINDOW, N_SINKS, COS, SIN, N_TURNED, INTERLEAVED, NORMS, QK_NORM, ACTIVATION, GATED, D_FF,
     ATTN_NORM, ATTN_NORM_B, FFN_NORM, FFN_NORM_B, ATTN_POST, ATTN_POST_B, FFN_POST, FFN_POST_B, Q_NORM, K_NORM,
     CACHE_FORMAT, K_CACHE, V_CACHE, HEAD_STRIDE, SLOT_STRIDE, RING, RING_SINKS, SPEC, ROWS, N_EXPERTS, N_ACTIVE,
-    D_EXPERT, RENORMALIZE, EXPERTS,
-) = range(38)  # fmt: skip
-LAYER = 38
+    D_EXPERT, RENORMALIZE, EXPERTS, CODED,
+) = range(39)  # fmt: skip
+LAYER = 39
 SCALE, SOFTCAP = range(2)
 NORM_LAYOUTS = {"pre": 0, "post": 1, "sandwich": 2}
 QK_NORMS = {None: 0, "head": 1, "full": 2}
@@ -69,26 +70,6 @@ class Plan:
 
     rotary: dict[Any, tuple[int, Tensor, Tensor]] = field(default_factory=dict)
     """By rotation: the length it is scaled for, cos and sin, for as many positions as the last run asked for."""
-
-    @cached_property
-    def attention_floats(self) -> int:
-        """float32 numbers of a thread's own memory for a prompt's attention, in the layer that needs most."""
-        from labkit.kernels.cpu.memory import own_floats
-
-        return max(own_floats(d, n // n_kv) for n, n_kv, d in self.layers[:, [N_HEADS, N_KV, D_HEAD]].tolist())
-
-    def panel_bytes(self, n_keys: int) -> int:
-        """Memory of a prompt's keys and values as panels, in the layer that needs most."""
-        from labkit.kernels.cpu.memory import all_bytes
-
-        return max(all_bytes(n_keys, n_kv, d) for n_kv, d in self.layers[:, [N_KV, D_HEAD]].tolist())
-
-    @cached_property
-    def mixture_floats(self) -> int:
-        """float32 numbers that one token's scores and experts take, in the layer that needs most."""
-        from labkit.kernels.cpu.memory import mixture_floats
-
-        return max(mixture_floats(*sizes) for sizes in self.layers[:, [N_EXPERTS, N_ACTIVE, D_EXPERT]].tolist())
 
     @property
     def fills_blocks(self) -> bool:
