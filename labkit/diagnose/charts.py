@@ -91,7 +91,7 @@ def _axes(right: float, top: float, x: str, y: str) -> str:
         parts.append(f'<text x="{LEFT - 6}" y="{level + 4:.1f}" text-anchor="end">{_figure(top * share)}</text>')
         parts.append(f'<text x="{at:.1f}" y="{base + 16}" text-anchor="{anchor}">{_figure(right * share)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>')
-    parts.append(f'<text class="unit" x="{LEFT + 4}" y="{TOP + 12}">{escape(y)}</text>')
+    parts.append(f'<text class="unit" x="{LEFT + 4}" y="{TOP + 17}">{escape(y)}</text>')
     return "".join(parts)
 
 
