@@ -28,7 +28,8 @@ LAB := $(VENV)/.labkit-lab-$(KEY)
 DEV := $(VENV)/.labkit-dev-$(KEY)
 
 PIP_INSTALL := $(PY) -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
-PYTEST := $(PY) -m pytest
+SKIPPED := $(VENV)/labkit-skipped.txt
+PYTEST := LABKIT_SKIPPED=$(SKIPPED) $(PY) -m pytest
 # One thread a process where JOBS processes share the machine: two on two cores beat four.
 SHARED := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
@@ -58,9 +59,10 @@ doctor: $(LAB)
 # Every part runs even when one before it failed, so one run shows all that is wrong.
 test: $(DEV)
 	@$(PY) -m labkit.cli prepare
-	@status=0; \
+	@status=0; rm -f $(SKIPPED); \
 	for part in unit notebooks browser; do $(MAKE) --no-print-directory $$part || status=1; done; \
 	if [ $$status -eq 0 ]; then echo "All tests passed."; else echo "Something failed: see the summaries above."; fi; \
+	if [ -s $(SKIPPED) ]; then echo "Skipped:"; sort -u $(SKIPPED); fi; \
 	exit $$status
 
 unit: $(DEV)

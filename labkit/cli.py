@@ -132,13 +132,18 @@ def demo(
     notebook: Annotated[str, typer.Argument(help="A demo notebook.")] = "demo_pipeline.ipynb",
     port: Annotated[int | None, typer.Option(help="The port on 127.0.0.1.")] = None,
     browser: Annotated[bool, typer.Option(help="Open it in the browser.")] = True,
+    max_visitors: Annotated[
+        int, typer.Option(min=0, help="Most pages at once, about 500 MB each; 0: as many as free memory holds.")
+    ] = 0,
 ) -> None:
     """Show the switchboard alone, full page, with Voila."""
     from labkit import launch
 
     path = launch.notebook_path(notebook)
-    print(f"Starting Voila on {path.name} (Ctrl-C ends it; a page that is left alone for 5 minutes ends by itself) ...")
-    raise typer.Exit(launch.become(launch.voila_command(path, port=port, open_browser=browser)))
+    print(f"Starting Voila on {path.name} (Ctrl-C ends it; a page's kernel ends soon after the page is closed) ...")
+    raise typer.Exit(
+        launch.become(launch.voila_command(path, port=port, open_browser=browser, max_visitors=max_visitors))
+    )
 
 
 @app.command()

@@ -171,6 +171,23 @@ def check_numba() -> Finding:
     return Finding("numba", "ok", found)
 
 
+def check_machine_code() -> Finding:
+    name = "Machine code"
+    if importlib.util.find_spec("numba") is None:
+        return Finding(name, "note", "no compiler")
+    from labkit.kernels.cpu import code_files
+
+    if refused := code_files.refused():
+        remedy = "Not loaded and not written. Give it to yourself alone (chown, chmod go-w), or set LABKIT_CACHE."
+        return Finding(name, "note", "; ".join(refused), remedy)
+    found = [path for folder in code_files.ours() if (path := folder / code_files.file_name()).is_file()]
+    if not found:
+        return Finding(name, "note", "none yet", "`labkit prepare` compiles it, about a minute, once.")
+    if not code_files.read(found[0]):
+        return Finding(name, "note", f"{found[0]} is damaged", "The next run makes it anew, or `labkit prepare` now.")
+    return Finding(name, "ok", f"{found[0].name}, digest as expected")
+
+
 def check_triton() -> Finding:
     if importlib.util.find_spec("triton") is None:
         return Finding("Triton", "ok", "not installed: plain PyTorch stands in for its GPU kernels")
@@ -204,6 +221,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_model,
     check_notebook_packages,
     check_numba,
+    check_machine_code,
     check_triton,
     check_compiler,
     check_browser,

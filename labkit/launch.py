@@ -10,11 +10,20 @@ from pathlib import Path
 
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 DEMO_NOTEBOOK = "demo_pipeline.ipynb"
+CLONE = Path(__file__).resolve().parent.parent
 VOILA_TEMPLATES = Path(__file__).resolve().parent / "ui" / "static" / "jupyter"
 LAB_SETTINGS = Path(__file__).resolve().parent / "ui" / "static" / "lab_settings"
 
-IDLE_KERNEL_S = 300
-"""Closing a Voila tab does not end its kernel, so an idle one is ended after this long."""
+GONE_S, LOOK_S = 10, 5
+"""A Voila kernel whose page has gone is ended after this long, looked at this often: browsers do not always say that a
+page was closed. An open page keeps its own, however long it is left alone."""
+UNSEEN_S = 300
+"""The same for a kernel that no page was ever connected to: on a busy machine a page takes its time."""
+VISITORS_VARIABLE = "LABKIT_MAX_VISITORS"
+VISITOR_BYTES = 500_000_000
+"""What one visitor's kernel takes with the default model."""
+CELL_OUTPUT_S = 90
+"""How long Voila waits for what a cell prints. nbclient's 4 s leave pages blank when several are opened at once."""
 
 
 def notebook_path(name: str) -> Path:
@@ -49,11 +58,17 @@ def lab_command(notebook: Path, *, port: int | None = None, open_browser: bool =
     return command + _common(port, open_browser)
 
 
-def voila_command(notebook: Path, *, port: int | None = None, open_browser: bool = True) -> list[str]:
-    """Voila on ``notebook``: its widgets alone, no source, no template from the notebook, idle kernels ended."""
+def voila_command(
+    notebook: Path, *, port: int | None = None, open_browser: bool = True, max_visitors: int = 0
+) -> list[str]:
+    """Voila on ``notebook``: its widgets alone, no source, no template from the notebook, a kernel for each page while
+    it is open, at most ``max_visitors`` (0: as many as free memory holds)."""
     _need("voila")
     # Voila's own lab template asks a CDN for two style sheets; labkit's leaves them out, so a page works offline.
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, (str(VOILA_TEMPLATES), os.environ.get("JUPYTER_PATH"))))
+    if (CLONE / "pyproject.toml").is_file():  # Voila loads ``visitors`` by its name: this clone's
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(CLONE), os.environ.get("PYTHONPATH"))))
+    os.environ[VISITORS_VARIABLE] = str(max_visitors)
     command = [
         *(sys.executable, "-m", "voila", str(notebook)),
         "--Voila.ip=127.0.0.1",
@@ -62,8 +77,11 @@ def voila_command(notebook: Path, *, port: int | None = None, open_browser: bool
         "--progressive_rendering=True",
         "--strip_sources=True",
         "--VoilaConfiguration.allow_template_override=NO",
-        f"--MappingKernelManager.cull_idle_timeout={IDLE_KERNEL_S}",
-        "--MappingKernelManager.cull_interval=30",
+        "--VoilaConfiguration.file_denylist=.*",  # what lies beside the notebook would be served without the token
+        "--VoilaConfiguration.multi_kernel_manager_class=labkit.visitors.VisitorKernels",
+        f"--VoilaExecutor.iopub_timeout={CELL_OUTPUT_S}",
+        f"--MappingKernelManager.cull_idle_timeout={UNSEEN_S}",
+        f"--MappingKernelManager.cull_interval={LOOK_S}",
     ]
     return command + _common(port, open_browser)
 

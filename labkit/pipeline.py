@@ -7,7 +7,6 @@ Read ``loop`` first, then ``Engine.step``, which it repeats. The rest makes it s
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence as Listed
 from typing import Any
 
@@ -18,6 +17,7 @@ from labkit.decoding import Sampling, StopStrings
 from labkit.engine import PREFILL_CHUNK_TOKENS, Engine
 from labkit.model.model import Model
 from labkit.model.step import Cancelled
+from labkit.perf import workers
 from labkit.perf.cuda_timer import CudaTimer
 from labkit.perf.timer import Timer
 from labkit.perf.trace import Trace
@@ -118,7 +118,7 @@ class Pipeline:
                 backend=self.backend,
             )
         work = _Work(engine, sequence)
-        threading.Thread(target=work.do, name="labkit-run", daemon=True).start()
+        workers.begin(work.do, name="labkit-run", stop=sequence.stop_event.set)
         return Run(sequence, trace=work.trace, engine=engine)
 
     def generate(self, prompt: str, **options: Any) -> Completion:

@@ -102,6 +102,8 @@ def check_options(config: Any) -> None:
         where = f"{type(config).__name__}({opt.name}={value!r})"
         if opt.choices is not None and value not in opt.choices:
             raise ValueError(f"{where}: choose one of {', '.join(map(str, opt.choices))}.")
+        if type(opt.default) is int and type(value) is not int:
+            raise ValueError(f"{where}: must be a whole number.")
         if opt.low is not None and value < opt.low:
             raise ValueError(f"{where}: must be at least {opt.low}.")
         if opt.high is not None and value > opt.high:

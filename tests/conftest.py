@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -59,3 +60,12 @@ def reference_model(default_model):
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(hf_config)
     return model.eval()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was skipped, and why, for the last lines of `make test`."""
+    path = os.environ.get("LABKIT_SKIPPED")
+    if path and (skipped := terminalreporter.stats.get("skipped")):
+        reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped if report.longrepr)
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(f"  {n} x {reason}\n" for reason, n in reasons.items())

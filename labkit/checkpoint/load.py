@@ -32,6 +32,7 @@ from labkit.quant.blocks import FORMATS
 from labkit.quant.calibrated import Calibrated
 from labkit.quant.format import replace_head
 
+MAX_NAME_CHARS = 1024
 Loaded = tuple[Any, Any]
 """A transformer (None where nobody asked for it) and a tokenizer."""
 DEFAULT_WEIGHTS = "plain"
@@ -136,6 +137,8 @@ def _resolve(name: str, target: Target) -> tuple[Loaded, str]:
         return _from_shape(name, table["random"][name.removeprefix(RANDOM)], target), name
     if name in table["hub"]:
         return _from_folder(fetch_from_hub(table["hub"][name]["id"]), target), table["hub"][name]["id"]
+    if len(name) > MAX_NAME_CHARS or "\0" in name:
+        raise ValueError(f"a model's name has {len(name)} characters, or one that no file has: {name[:40]!r}...")
     path = Path(name).expanduser()
     if name and path.is_dir():
         return _from_folder(path, target), str(path)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from labkit.checkpoint.names import Named
 from labkit.checkpoint.notes import note
+from labkit.resources import read_json_object
 
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 64 * 2**20
+MAX_HEADER_BYTES, MAX_TENSORS = 32 * 2**20, 2**17
+"""Of one safetensors file; published ones have some megabytes for some ten thousand."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -19,15 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises FileNotFoundError, or ValueError when it is damaged or something else."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: a model folder needs its {path.name}.")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes: too large for a {path.name}.")
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
-        raise ValueError(f"{path} is not valid JSON ({error}). Fetch or copy it again.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, not a {type(value).__name__}.")
-    return value
+    return read_json_object(path, max_bytes=MAX_JSON_BYTES)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -82,7 +77,13 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
 
 
 def _is_plain_name(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith(".safetensors") and "/" not in value and "\\" not in value
+    return (
+        isinstance(value, str)
+        and len(value) < 256
+        and value.endswith(".safetensors")
+        and "/" not in value
+        and "\\" not in value
+    )
 
 
 def read_tensors(files: list[Path]) -> Iterator[Named]:
@@ -122,9 +123,22 @@ def tensor_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
 
     shapes = {}
     for path in files:
+        _check_header(path)
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path.name} is truncated or corrupted ({error}). Fetch or copy it again.") from error
     return shapes
+
+
+def _check_header(path: Path) -> None:
+    """Raise ValueError for a header that would take far more memory than its bytes."""
+    with open(path, "rb") as file:
+        size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
+        n_entries = file.read(min(size, MAX_HEADER_BYTES)).count(b'"dtype"')
+    if size > MAX_HEADER_BYTES or n_entries > MAX_TENSORS:
+        raise ValueError(
+            f"{path.name} has a header of {size:,} bytes with {n_entries:,} tensors or more; at most "
+            f"{MAX_HEADER_BYTES:,} and {MAX_TENSORS:,} are read. It is damaged or hostile."
+        )

@@ -14,6 +14,7 @@ from labkit.checkpoint.gguf_names import Read, settings_from_gguf, tensors_from_
 from labkit.checkpoint.names import tensors_from_hf
 from labkit.checkpoint.settings import Settings
 from labkit.model.config import ModelConfig
+from labkit.resources import MALFORMED
 
 __all__ = ["config_from_gguf", "config_from_hf", "supported", "tensors_from_gguf", "tensors_from_hf"]
 
@@ -41,8 +42,11 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
             "choose a model of one of these families (the model card names its architecture)."
         )
     settings = Settings(values, defaults=family.defaults)
-    config = family.build(family.name, settings)
-    settings.check_all_read(family.name)
+    try:
+        config = family.build(family.name, settings)
+        settings.check_all_read(family.name)
+    except MALFORMED as error:
+        raise ValueError(f"config: {family.name} is malformed: {type(error).__name__}: {error}") from error
     return config
 
 
@@ -52,4 +56,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     ``shapes`` of the stored tensors say what the metadata does not (a tied head, biases), and ``read`` gives
     the few small tensors that hold rotary factors. Raises as ``config_from_hf`` does.
     """
-    return config_from_hf(settings_from_gguf(metadata, shapes, read))
+    try:
+        values = settings_from_gguf(metadata, shapes, read)
+    except MALFORMED as error:
+        raise ValueError(f"the GGUF file's metadata is malformed: {type(error).__name__}: {error}") from error
+    return config_from_hf(values)

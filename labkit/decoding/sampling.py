@@ -37,10 +37,10 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, good, rule in (
             ("temperature", 0 <= self.temperature < float("inf"), "0 or more (0 is greedy)"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_k", type(self.top_k) is int and self.top_k >= 0, "a whole number, 0 (off) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0 (1 is off)"),
+            ("repetition_penalty", 1e-6 <= self.repetition_penalty <= 1e6, "between 1e-6 and 1e6 (1 is off)"),
         ):
             if not good:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be {rule}.")
@@ -64,7 +64,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     ordered, ids = logits.sort(descending=True)
     probabilities = ordered.softmax(0)
     before = probabilities.cumsum(0) - probabilities
-    before[0] = 0.0
+    before[0] = -1.0  # below any p, however small
     return logits.scatter(0, ids, ordered.masked_fill(before >= p, NEVER))
 
 

@@ -70,3 +70,25 @@ def caches(device: str) -> dict[str, int]:
 def cache_bytes(device: str) -> int:
     """The largest cache of the device, 32 MiB where the system does not tell."""
     return max(caches(device).values(), default=32 * 2**20)
+
+
+MAX_FLUSH_BYTES = 256 * 2**20
+"""A virtual machine reports its host's third level (480 MB have been seen), of which it has a share: twice that would
+be most of a small machine's memory."""
+
+
+def flush_bytes(device: str) -> int:
+    """How much is read to empty the caches: twice the largest, within bounds."""
+    return min(max(64 * 2**20, 2 * cache_bytes(device)), MAX_FLUSH_BYTES)
+
+
+def level_of(n_bytes: int, device: str) -> str:
+    """Where a buffer of that size is read from, again and again: "memory", or that a cache may hold it.
+
+    A virtual machine reports its host's cache, however small its share of it is: labkit makes no buffer as large as
+    that, and says instead what the figure may be.
+    """
+    largest = cache_bytes(device)
+    if n_bytes >= 2 * largest:
+        return "memory"
+    return f"memory or a cache (the system reports one of {largest / 2**20:.0f} MiB, read {n_bytes / 2**20:.0f} MiB)"

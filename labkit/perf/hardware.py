@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from labkit.perf.busy import BusyWatch, busy_now
-from labkit.perf.device import caches, device_name, memory_bytes
+from labkit.perf.device import caches, device_name, level_of, memory_bytes
 from labkit.perf.machine import BUSY_SHARE, Machine, Rate
 from labkit.resources import cache_folder
 
@@ -29,7 +29,8 @@ Progress = Callable[[float, str], None]
 
 N_ROUNDS = 7
 BUFFER_BYTES = {"cpu": 128 * 2**20, "cuda": 2 * 2**30}
-"""Streamed buffer: several times any last-level cache, small enough for a 2 GB machine."""
+"""Streamed buffer: several times most last-level caches, small enough for a 2 GB machine, and of one size whatever a
+host says of its caches (``Machine.read_level``)."""
 SLICE_S = 0.04
 """Time that one sample may take."""
 
@@ -88,6 +89,7 @@ def measure(device: str = "cpu", *, progress: Progress | None = None) -> Machine
         read_one_thread=rates.get("read, one thread"),
         copy_one_thread=rates.get("copy, one thread"),
         caches=caches(device),
+        read_level=level_of(BUFFER_BYTES[device], device),
         measured_at=datetime.now().isoformat(timespec="seconds"),
         busy_share=watch.share,
         torch_version=torch.__version__,

@@ -93,6 +93,8 @@ class Machine:
     copy_one_thread: Rate | None = None
     caches: dict[str, int] = field(default_factory=dict)
     """Bytes by level: L1d, L2, L3 (on a GPU: L2)."""
+    read_level: str = "memory"
+    """What ``read`` was measured on: "memory", or a sentence when a cache may have held the buffer."""
     measured_at: str = ""
     """ISO date and time of the measurement; empty for a data sheet."""
     busy_share: float = 0.0
@@ -138,6 +140,8 @@ class Machine:
                 f" The machine was busy (others used {self.busy_share:.0%} of the cores, spread {self.spread:.0%}): "
                 "forecasts are wider; measure again when it is quiet."
             )
+        if self.read_level != "memory":
+            tail = f" Its bandwidth is that of {self.read_level}: decoding may pass it.{tail}"
         when = f"measured {self.measured_at[:10]}" if self.measured else f"from {self.source}"
         return (
             f"{self.name}, {self.n_threads} threads: reads {read:.1f} GB/s, multiplies "

@@ -40,7 +40,7 @@ from labkit.model.config import (
 from labkit.model.transformer import Transformer
 from labkit.perf.cost import step_cost
 from labkit.perf.cuda_timer import CudaTimer
-from labkit.perf.device import cache_bytes
+from labkit.perf.device import flush_bytes
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import form_of
 
@@ -186,7 +186,7 @@ class Bench:
         self.transformer = transformer if transformer is not None else build(config, engine)
         self._backend = backends.find(engine.backend)
         alone = self._backend.name == "fused"
-        self._flush = _sweeper(engine.device, max(64 * 2**20, 2 * cache_bytes(engine.device)), alone=alone)
+        self._flush = _sweeper(engine.device, flush_bytes(engine.device), alone=alone)
         sweep = _sweeper(engine.device, sweep_bytes, alone=alone) if sweep_bytes else _nothing
         self._between_layers: Callable[[], bool] = lambda: sweep() is None
 

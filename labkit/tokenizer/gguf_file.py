@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from labkit.resources import MALFORMED
 from labkit.tokenizer import ends
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import ByteLevelCodec
@@ -18,14 +19,25 @@ from labkit.tokenizer.pretokenize import PreTokenizer
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import ByteWords
 
+MAX_TOKENS = 2**20
+"""Four times the largest published vocabulary."""
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 
 def load(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that a GGUF file describes. Raises ValueError when it is malformed or of a kind labkit does not
     know."""
+    try:
+        return _load(metadata)
+    except MALFORMED as error:
+        raise ValueError(f"the GGUF file's tokenizer is malformed: {type(error).__name__}: {error}") from error
+
+
+def _load(metadata: Mapping[str, Any]) -> Tokenizer:
     model = _need(metadata, "tokenizer.ggml.model")
     tokens = list(_need(metadata, "tokenizer.ggml.tokens"))
+    if len(tokens) > MAX_TOKENS or not all(isinstance(token, str) for token in tokens):
+        raise ValueError(f"the GGUF file's vocabulary must be at most {MAX_TOKENS} texts; it has {len(tokens)} entries")
     types = metadata.get("tokenizer.ggml.token_type")
     types = [1] * len(tokens) if types is None else list(types)
     if len(types) != len(tokens):

@@ -7,12 +7,12 @@ chat template and ``generation_config.json`` the ids that end a generation.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.resources import MALFORMED, read_json_object
 from labkit.tokenizer import ends, normalize, sentencepiece
 from labkit.tokenizer.added import AddedToken, AddedTokens
 from labkit.tokenizer.codec import ByteLevelCodec
@@ -44,7 +44,7 @@ def load(path: str | Path) -> Tokenizer:
             raise ValueError(f"{path} sets {option} = {model[option]!r}, which labkit does not support")
     try:
         return _build(spec, model, path.parent)
-    except (KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise ValueError(f"{path} is malformed: {type(error).__name__}: {error}") from error
 
 
@@ -238,12 +238,4 @@ def _ends(folder: Path) -> list[int]:
 def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
     if missing is not None and not path.is_file():
         return missing
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise ValueError(f"{path} is {path.stat().st_size} bytes long; a tokenizer file has at most {MAX_FILE_BYTES}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds a {type(data).__name__}, not a JSON object")
-    return data
+    return read_json_object(path, max_bytes=MAX_FILE_BYTES)

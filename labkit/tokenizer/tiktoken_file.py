@@ -20,6 +20,8 @@ from labkit.tokenizer.pretokenize import PreTokenizer
 from labkit.tokenizer.tokenizer import Tokenizer
 from labkit.tokenizer.words import ByteWords
 
+MAX_BYTES, MAX_RANKS = 64 << 20, 2**20
+
 
 def load(
     path: str | Path,
@@ -53,10 +55,14 @@ def load(
 def read_ranks(path: str | Path) -> dict[bytes, int]:
     """token bytes -> rank. Raises ValueError with the line number when the file is malformed."""
     ranks: dict[bytes, int] = {}
+    if not Path(path).is_file() or Path(path).stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} is no rank file: it must be a regular file of at most {MAX_BYTES:,} bytes")
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
+            if number > MAX_RANKS:
+                raise ValueError(f"{path} has more than {MAX_RANKS:,} ranks: no published vocabulary has as many")
             try:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)

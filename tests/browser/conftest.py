@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,18 +34,32 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def browser():
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        message = f"no Chromium here (looked for {', '.join(NAMES)}; CHROMIUM=/path/to/it names another)"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
     from playwright.sync_api import sync_playwright
 
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
+        if path is None and not Path(playwright.chromium.executable_path).is_file():
+            fetch_browser()
         chromium = playwright.chromium.launch(executable_path=path, args=FLAGS.split())
         yield chromium
         chromium.close()
+
+
+def fetch_browser():
+    """Playwright's own Chromium, into the user's cache folder: it needs no root. Skips, or fails in CI, when it cannot
+    be had."""
+    fetched = subprocess.run(
+        [sys.executable, "-m", "playwright", "install", "chromium"], capture_output=True, text=True
+    )
+    if fetched.returncode:
+        said = (fetched.stderr.strip().splitlines() or ["no reason given"])[-1]
+        message = (
+            f"no Chromium here (looked for {', '.join(NAMES)}; CHROMIUM=/path/to/it names another), and "
+            f"`playwright install chromium` failed: {said}"
+        )
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
 
 
 @pytest.fixture(scope="session")

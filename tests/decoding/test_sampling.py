@@ -186,3 +186,24 @@ def test_the_ready_made_samplers_have_the_knobs_they_name():
     for name in knobs:
         component, config = registry.find("sampler", name)
         assert isinstance(component.build(config), Sampling)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 1.5}, "top_k=1.5: must be a whole number"),
+        ({"top_k": True}, "whole number"),
+        ({"repetition_penalty": 1e40}, "repetition_penalty=1e"),
+        ({"repetition_penalty": 1e-40}, "between 1e-6 and 1e6"),
+    ],
+)
+def test_numbers_that_no_step_can_use_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(temperature=1.0, **options)
+
+
+def test_the_smallest_top_p_leaves_the_likeliest_token():
+    logits = torch.tensor([0.0, 3.0, 1.0])
+    sampling = Sampling(temperature=1.0, top_p=5e-324)
+    assert shape_logits(logits, sampling).isfinite().tolist() == [False, True, False]
+    assert Sampler(sampling, seed=0, device=torch.device("cpu"))(logits) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from labkit.perf import hardware
+from labkit.perf import device, hardware, probe
 from labkit.perf.busy import BusyWatch
 from labkit.perf.machine import Machine, Rate, sheet, sheets
 
@@ -147,3 +147,19 @@ def test_the_watch_sees_others_and_not_ourselves() -> None:
     assert total
     assert 0.0 <= watch.share <= 1.0
     assert watch.seconds > 0
+
+
+def test_a_hosts_cache_bounds_no_buffer_and_is_said(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual machine that reports 480 MB of third-level cache, of which it has a share."""
+    claimed = {"L1d": 32 * 2**10, "L3": 480 * 2**20}
+    monkeypatch.setattr(device, "caches", lambda name: claimed)
+    assert device.level_of(2**30, "cpu") == "memory"
+    found = hardware.measure("cpu")
+    assert "480 MiB, read 1 MiB" in found.read_level
+    assert "decoding may pass it" in found.describe()
+    assert Machine.from_json(found.to_json()).read_level == found.read_level
+    swept: list[int] = []
+    monkeypatch.setattr(probe, "_sweeper", lambda name, n_bytes, alone: swept.append(n_bytes))
+    nothing: Any = torch.nn.Module()
+    probe.Bench(nothing, probe.Engine(device="cpu", backend="reference"), transformer=nothing)
+    assert swept == [device.MAX_FLUSH_BYTES]

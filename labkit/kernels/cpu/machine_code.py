@@ -75,7 +75,7 @@ def load(progress: Callable[[int], None] = lambda n_compiled: None) -> None:
 
 
 def _load_kept() -> bool:
-    for folder in code_files.folders():
+    for folder in code_files.ours():
         path = folder / code_files.file_name()
         if path.is_file():
             if load_file(path):

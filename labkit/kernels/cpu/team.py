@@ -8,6 +8,7 @@ memory, offer their core to others while they wait, and go to sleep when no step
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import lru_cache
@@ -31,11 +32,16 @@ class Team:
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
+        self.system = system()
+        self._run, self._serve, self._publish = (machine_code.function(name) for name in ("run", "serve", "publish"))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Memory and threads; again in a forked process, where the threads of the first did not follow."""
+        n_threads, self._process_id = self.n_threads, os.getpid()
         self._block = np.zeros(PARKED + LINE * (n_threads + 2), np.int64)
         self._at = (self._block.ctypes.data + 63) // 64 * 64
         self._awake = [threading.Semaphore(0) for _ in range(n_threads)]
-        self.system = system()
-        self._run, self._serve, self._publish = (machine_code.function(name) for name in ("run", "serve", "publish"))
         for rank in range(1, n_threads):
             threading.Thread(target=self._work, args=(rank,), name=f"labkit-team-{rank}", daemon=True).start()
 
@@ -43,6 +49,8 @@ class Team:
         """Run ``job`` on every thread, or on the first ``n_threads``; returns its seconds when all are done."""
         n_threads = min(n_threads or self.n_threads, self.n_threads)  # more would be waited for in vain
         with self._turn:
+            if self._process_id != os.getpid():
+                self._begin()
             job[CLOCK], job[GIVE_WAY], job[N_THREADS] = self.system.clock, self.system.give_way, n_threads
             began = time.perf_counter()
             asleep = self._publish(self._at, job.ctypes.data, n_threads)
@@ -64,6 +72,15 @@ class Team:
             seen = self._serve(rank, self._at, seen, self.system.clock, self.system.give_way, patience)
             if seen >= 0:
                 self._awake[rank].acquire()
+
+
+def _after_fork() -> None:
+    """Another thread of the first process may have held the lock; none of this one does."""
+    Team._turn = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @lru_cache(maxsize=4)
