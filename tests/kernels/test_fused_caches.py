@@ -141,7 +141,7 @@ def test_a_long_prompt_on_a_stored_past_may_be_cut_or_stopped(name, monkeypatch)
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("name", ["paged", "int8", "sliding"])
+@pytest.mark.parametrize("name", ["int8", "sliding"])
 def test_a_stored_past_is_recalled_in_the_caches_time_and_can_be_stopped(name, monkeypatch):
     """A past of thousands of tokens takes long to unpack. One layer has been asked for, and it is as if none had."""
     transformer = random_model(FAMILIES["llama"])
@@ -181,7 +181,7 @@ def test_a_step_that_is_stopped_leaves_the_cache_as_it_was(name):
         assert torch.equal(step(ids, **never), wanted)
 
 
-@pytest.mark.parametrize("name", ["paged", "int8", "sliding"])
+@pytest.mark.parametrize("name", ["int8", "sliding"])
 def test_a_prompt_can_be_stopped_while_it_is_stored(name, monkeypatch):
     """Rounding a long prompt takes time too. One layer has stored it, and it is as if none had."""
     transformer = random_model(FAMILIES["llama"])

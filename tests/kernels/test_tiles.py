@@ -8,9 +8,8 @@ import torch
 from numba import njit
 
 from labkit.kernels import panel_layout
-from labkit.kernels.cpu import attention_panels, panels, simd, tiles
 from labkit.kernels.cpu import integer_tiles as it
-from labkit.kernels.cpu.rowwise import LEVELS
+from labkit.kernels.cpu import panels, simd
 
 SOURCES = {"nibbles": it.nibbles, "bytes": it.signed_bytes, "words": it.words, "unsigned": it.unsigned_bytes}
 
@@ -61,30 +60,6 @@ def test_an_integer_tile_is_exact(monkeypatch, portable, source):
     first = out.copy()
     run(packed.ctypes.data, *given, 0)
     np.testing.assert_allclose(out, 2 * first, rtol=1e-6)
-
-
-@pytest.mark.parametrize("portable", [False, True])
-@pytest.mark.parametrize("n", [16, 64, 100, 128])
-def test_a_tile_of_pairs_is_exact(monkeypatch, portable, n):
-    """The largest sums that an int32 holds among them; written, then added to."""
-    if portable:
-        monkeypatch.setattr(simd, "HAS_AVX2", False)
-
-    @njit
-    def run(panel, x, x_stride, grid, bias, steps, out, fresh):
-        tiles.pairs_6(panel, x, x_stride, n // 2, grid, bias, steps, out, 64, fresh)
-
-    rng, top = np.random.default_rng(n), int(attention_panels.levels.py_func(n))
-    w, q = rng.integers(-top, top + 1, (16, n)), rng.integers(-(2**LEVELS), 2**LEVELS + 1, (6, n))
-    w[0], w[1], q[0] = top, -top, 2**LEVELS
-    grid, bias, steps = rng.random(16, np.float32), rng.random(16, np.float32) * 1e8, rng.random(6, np.float32)
-    bias, out = bias.astype(np.float32), np.zeros((6, 16), np.float32)
-    panel = np.ascontiguousarray(w.astype(np.int16).reshape(16, n // 2, 2).transpose(1, 0, 2))
-    x, exact = q.astype(np.int16), (q @ w.T) * grid.astype(float) * steps[:, None].astype(float) + bias
-    at = [a.ctypes.data for a in (panel, x)] + [x.strides[0]] + [a.ctypes.data for a in (grid, bias, steps, out)]
-    for fresh, times in ((1, 1), (0, 2)):
-        run(*at, fresh)
-        np.testing.assert_allclose(out, times * exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("last", [15, 9, 4])
