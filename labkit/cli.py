@@ -68,6 +68,9 @@ def generate(
     ] = "contiguous",
     weights: Annotated[str | None, typer.Option(help="How weights are held: see labkit components weights.")] = None,
     backend: Annotated[str, typer.Option(help="Whose kernels run: see labkit components backend.")] = "auto",
+    drafter: Annotated[
+        str | None, typer.Option(help="Who guesses several tokens ahead: see labkit components drafter.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the nucleus with this probability; 1 keeps all.")] = 1.0,
@@ -89,6 +92,7 @@ def generate(
         _read_prompt(prompt),
         load=dict(name=model, dtype=dtype, device=device, weights=weights, backend=backend),
         kv_cache=cache,
+        drafter=drafter,
         sampling=sampling,
         options=dict(seed=seed, max_new_tokens=max_new_tokens, chat=chat),
     )
@@ -99,6 +103,9 @@ def generate(
     console.print(terminal.summary_line(completion.trace, completion.finish_reason))
     if note := completion.trace.meta.get("backend_note"):
         console.print(f"Computed by {completion.trace.meta['computed_by']}: {note}.", style="dim", markup=False)
+    if drafts := completion.trace.meta.get("speculation"):
+        held = f"{drafts['n_accepted']} of {drafts['n_proposed']} guesses held"
+        console.print(f"Drafted by {completion.trace.meta['drafter']}: {held}.")
     if trace:
         trace.write_text(completion.trace.to_json(), encoding="utf-8")
         console.print(f"Trace written to {trace}.")
@@ -198,17 +205,25 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _start(
-    prompt: str, *, load: dict[str, Any], kv_cache: str, sampling: dict[str, Any], options: dict[str, Any]
+    prompt: str,
+    *,
+    load: dict[str, Any],
+    kv_cache: str,
+    drafter: str | None,
+    sampling: dict[str, Any],
+    options: dict[str, Any],
 ) -> Any:
     import labkit
 
     # Before the model: a typing error should not cost a load.
     chosen = labkit.Sampling(**sampling)
     registry.find("kv_cache", kv_cache)
+    if drafter is not None:
+        registry.find("drafter", drafter)
     if load["backend"] != "auto":
         registry.find("backend", load["backend"])
     model = labkit.load(load.pop("name"), **load)
-    return labkit.Pipeline(model, kv_cache=kv_cache, sampling=chosen).run(prompt, **options)
+    return labkit.Pipeline(model, kv_cache=kv_cache, drafter=drafter, sampling=chosen).run(prompt, **options)
 
 
 def _read_prompt(prompt: str) -> str:

@@ -10,9 +10,8 @@ Read ``Engine.step`` first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,13 @@ import torch
 
 from labkit import backends, registry
 from labkit.backends import Step
+from labkit.backends.step import Rows
+from labkit.decoding import Speculation
+from labkit.decoding.drafters import Drafter
+from labkit.kvcache.parts import CacheFull
 from labkit.model.model import Model
 from labkit.model.rope import length_for
-from labkit.sequence import Sequence
+from labkit.sequence import Feed, Output, Sequence
 
 PREFILL_CHUNK_TOKENS = {"cpu": 1024}
 """Longest run of prompt tokens in one step, by device type: short enough that Stop is prompt. Elsewhere 8192."""
@@ -30,15 +33,6 @@ PREFILL_CHUNK_TOKENS = {"cpu": 1024}
 
 def _never() -> bool:
     return False
-
-
-@dataclass
-class Feed:
-    """What one sequence puts into a step: tokens that the cache has not seen. ``complete``: none remain after it."""
-
-    sequence: Sequence
-    token_ids: list[int]
-    complete: bool
 
 
 class Engine:
@@ -55,8 +49,9 @@ class Engine:
         n_sequences: int = 1,
         kv_cache: Any = "contiguous",
         backend: Any = "auto",
+        drafter: Drafter | None = None,
     ) -> None:
-        self.model, self.timer, self.backend = model, timer, backend
+        self.model, self.timer, self.backend, self.drafter = model, timer, backend, drafter
         self.capacity_tokens, self.n_sequences = capacity_tokens, n_sequences
         self.cache: Any = None
         self.compute: Step | None = None
@@ -80,40 +75,99 @@ class Engine:
         Raises CacheFull when the tokens do not fit, and Cancelled when ``should_stop`` says so; the cache is then as it
         was before the step."""
         self.prepare(sequences)
-        if len(sequences) == 1 and self._step_chooses(sequences[0], should_stop):
+        if len(sequences) == 1 and self.drafter is None and self._step_chooses(sequences[0], should_stop):
             return
-        feeds = [self._feed(sequence, limits) for sequence in sequences]
-        rows = self._forward(feeds, should_stop)
-        for feed in feeds:
+        feeds = [self._feed(sequence, limits, should_stop) for sequence in sequences]
+        plain = self.drafter is not None and len(feeds) == 1 and not feeds[0].n_draft
+        if plain and self._step_chooses(sequences[0], should_stop):
+            return
+        try:
+            outputs = self._forward(feeds, should_stop)
+        except CacheFull:
+            if not any(feed.n_draft for feed in feeds):
+                raise
+            outputs = self._forward([self._without_draft(feed) for feed in feeds], should_stop)
+        for feed, output in zip(feeds, outputs, strict=True):
             if feed.complete:
-                with self.timer("sample"):
-                    token_ids = self._next_tokens(feed, rows)
-                self._take(feed.sequence, token_ids)
-            else:
-                next(rows)
+                self._take(feed, output)
 
-    def _feed(self, sequence: Sequence, limits: Mapping[int, int] | None) -> Feed:
+    def _feed(self, sequence: Sequence, limits: Mapping[int, int] | None, should_stop: Callable[[], bool]) -> Feed:
         """The sequence's tokens that the cache has not seen: the whole prompt at first, then the newest token. Where
         the cache remembers nothing, it is always everything.
 
-        A drafter's proposals go behind them: the step then checks them all at once (``_next_tokens``)."""
+        A drafter's guesses go behind them: the step then checks them all at once (``_take``)."""
         with self.timer("kv_cache"):
             n_seen = self.open(sequence)
         unseen = sequence.ids[n_seen:]
         share = len(unseen) if limits is None else limits.get(sequence.sequence_id, len(unseen))
-        return Feed(sequence, unseen[:share], share >= len(unseen))
+        feed = Feed(sequence, unseen[:share], share >= len(unseen))
+        decodes = sequence.n_new and (len(unseen) == 1 or not self.cache.keeps_history)
+        decodes = decodes and sequence.n_logprobs is None
+        if self.drafter is not None and decodes and feed.complete:
+            guesses = self._guess(sequence, should_stop)
+            feed.token_ids, feed.n_draft = feed.token_ids + guesses, len(guesses)
+        return feed
 
-    def _forward(self, feeds: list[Feed], should_stop: Callable[[], bool]) -> Iterator[torch.Tensor]:
-        """The tokens through the model; logits (V,) after the last of each feed."""
+    def _guess(self, sequence: Sequence, should_stop: Callable[[], bool]) -> list[int]:
+        """What the drafter proposes, as far as the answer and the cache have room for it."""
+        room = min(sequence.max_new_tokens - sequence.n_new - 1, self.cache.rollback_tokens)
+        speculation = self._speculation(sequence)
+        return speculation.propose(sequence.ids, room, sequence.sampler, timer=self.timer, should_stop=should_stop)
+
+    def _without_draft(self, feed: Feed) -> Feed:
+        """The feed, where there is no room to guess: guesses are worth spare room, and no sequence's place."""
+        if feed.n_draft:
+            self._speculation(feed.sequence).drop()
+            feed.token_ids, feed.n_draft = feed.token_ids[: -feed.n_draft], 0
+        return feed
+
+    def _speculation(self, sequence: Sequence) -> Speculation:
+        """The sequence's drafts, begun when first asked for."""
+        if sequence.speculation is None:
+            assert self.drafter is not None
+            with self.timer.only("draft"):
+                sequence.speculation = Speculation(
+                    self.drafter, capacity_tokens=self.capacity_tokens, bind=self._bind_draft
+                )
+        return sequence.speculation
+
+    def _bind_draft(self, transformer: Any, cache: Any) -> Step:
+        """A step for a drafter's own model."""
+        return backends.bind(self.backend, transformer=transformer, cache=cache)[1]
+
+    def _forward(self, feeds: list[Feed], should_stop: Callable[[], bool]) -> list[Output]:
+        """The tokens through the model.
+
+        Guesses need the logits of every row, which a long prompt beside them could not afford: it goes by itself."""
         chunk = PREFILL_CHUNK_TOKENS.get(self.model.device.type, 8192)
         for feed in feeds:
             while len(feed.token_ids) > chunk and self.cache.keeps_history:
-                self._compute([(feed.sequence, feed.token_ids[:chunk])], should_stop)
+                self._compute([(feed.sequence, feed.token_ids[:chunk])], "last", should_stop)
                 feed.token_ids = feed.token_ids[chunk:]
-        return iter(self._compute([(feed.sequence, feed.token_ids) for feed in feeds], should_stop))
+        checked = [feed for feed in feeds if feed.n_draft or len(feed.token_ids) == 1]
+        if not any(feed.n_draft for feed in feeds):
+            checked = []
+        others = [feed for feed in feeds if feed not in checked]
+        found: list[tuple[Feed, Output]] = []
+        if checked:
+            with self.timer.only("verify"):
+                logits, hidden = self._compute([(f.sequence, f.token_ids) for f in checked], "all", should_stop)
+            end = 0
+            for feed in checked:
+                end += len(feed.token_ids)
+                rows = slice(end - feed.n_draft - 1, end)
+                found.append((feed, Output(logits[rows], None if hidden is None else hidden[rows])))
+        if others:
+            logits, hidden = self._compute([(f.sequence, f.token_ids) for f in others], "last", should_stop)
+            for row, feed in enumerate(others):
+                rows = slice(row, row + 1)
+                found.append((feed, Output(logits[rows], None if hidden is None else hidden[rows])))
+        return [next(output for other, output in found if other is feed) for feed in feeds]
 
-    def _compute(self, parts: list[tuple[Sequence, list[int]]], should_stop: Callable[[], bool]) -> torch.Tensor:
-        """One call of the model: logits (n_sequences, V)."""
+    def _compute(
+        self, parts: list[tuple[Sequence, list[int]]], rows: Rows, should_stop: Callable[[], bool]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One call of the model: logits after each sequence's last token, or after all, and the states behind them."""
         with self.timer("schedule"):  # what the step does in no phase of its own
             with self.timer("embed"):
                 token_ids = parts[0][1] if len(parts) == 1 else [token_id for _, ids in parts for token_id in ids]
@@ -122,12 +176,9 @@ class Engine:
             only_first = len(parts) == 1 and parts[0][0].sequence_id == 0
             counts = None if only_first else {sequence.sequence_id: len(ids) for sequence, ids in parts}
             assert self.compute is not None
-            return self.compute(ids, counts=counts, timer=self.timer, should_stop=should_stop)
-
-    def _next_tokens(self, feed: Feed, rows: Iterator[torch.Tensor]) -> list[int]:
-        """What follows the feed's last token. With a draft: the proposals that hold, and the token after them; the
-        cache then forgets (``truncate``) those that do not."""
-        return [feed.sequence.choose(next(rows))]
+            options = {"timer": self.timer, "should_stop": should_stop}
+            logits = self.compute(ids, counts=counts, rows=rows, **options)
+            return logits, self.compute.hidden
 
     def _step_chooses(self, sequence: Sequence, should_stop: Callable[[], bool]) -> bool:
         """Let a step that can find the most likely token itself do so (on a GPU, ahead of the host), where the
@@ -143,10 +194,30 @@ class Engine:
         self.timer.steps[-1].n_tokens += 1
         with self.timer("sample"):
             token_id = sequence.sampler.accept(chosen())
-        self._take(sequence, [token_id])
+        if self.drafter is not None:
+            self._speculation(sequence).settle_choice(token_id)
+        self._give(sequence, [token_id], self.compute.hidden)
         return True
 
-    def _take(self, sequence: Sequence, token_ids: list[int]) -> None:
+    def _take(self, feed: Feed, output: Output) -> None:
+        """Choose what follows a feed's last known token. With guesses: those that hold, and the token after them; the
+        cache then forgets (``truncate``) those that do not."""
+        sequence = feed.sequence
+        with self.timer("sample"):
+            if self.drafter is None or not sequence.n_new or sequence.n_logprobs is not None:
+                token_ids = [sequence.choose(output.logits[0])]
+            else:
+                token_ids = self._speculation(sequence).settle(output.logits, sequence.sampler)
+        if len(token_ids) <= feed.n_draft and self.cache.keeps_history:
+            with self.timer("kv_cache"):
+                self.cache.truncate(len(sequence.ids) + len(token_ids) - 1, sequence.sequence_id)
+        self._give(sequence, token_ids, output.hidden)
+
+    def _give(self, sequence: Sequence, token_ids: list[int], hidden: torch.Tensor | None) -> None:
+        """Tokens to the text and its reader; the states before each of them to a drafter that reads them."""
+        if hidden is not None:
+            with self.timer.only("draft"):
+                self._speculation(sequence).see(hidden[: len(token_ids)])
         n_taken = sequence.accept(token_ids)
         self.cache.note(token_ids[:n_taken], sequence.sequence_id)
 
@@ -203,7 +274,12 @@ class Engine:
             )
             self.cache.turned_for = length
         with self.timer("schedule"):
-            name, self.compute = backends.bind(self.backend, transformer=model.transformer, cache=self.cache)
+            name, self.compute = backends.bind(
+                self.backend,
+                transformer=model.transformer,
+                cache=self.cache,
+                keep_hidden=self.drafter is not None and self.drafter.wants_hidden,
+            )
         bound = {"kv_cache": component.name, "kv_cache_bytes": self.cache.nbytes, "backend": name}
         used = {"from_token": from_token, "name": component.name, "nbytes": self.cache.nbytes}
         self.meta = self.meta | bound | {"kv_caches": [*self.meta["kv_caches"], used]}
@@ -213,4 +289,8 @@ class Engine:
         """Cache and backend, and who computed the last step if it was another: for a trace."""
         if self.compute is None:
             return self.meta
-        return self.meta | {"computed_by": self.compute.computed_by, "backend_note": self.compute.reason}
+        served = self.meta | {"computed_by": self.compute.computed_by, "backend_note": self.compute.reason}
+        if self.drafter is not None:
+            note = "" if self.cache is None else self.cache.rollback_note
+            served |= {"drafter": self.drafter.name, "drafter_bytes": self.drafter.nbytes, "drafter_note": note}
+        return served

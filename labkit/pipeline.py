@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from labkit import registry
-from labkit.decoding import Sampling, StopStrings
+from labkit.decoding import Sampling, StopStrings, drafters
 from labkit.engine import PREFILL_CHUNK_TOKENS, Engine
 from labkit.model.model import Model
 from labkit.model.step import Cancelled
@@ -65,8 +65,8 @@ class Pipeline:
         registry.find("kv_cache", kv_cache)
         self.kv_cache = kv_cache
         self.sampling = as_sampling(sampling)
-        if drafter is not None:
-            registry.find("drafter", drafter)
+        self.drafter = None if drafter is None else drafters.choose(drafter, target=model)
+        """Built here: what it must load, it loads once."""
         self.backend = model.backend if backend == "auto" else backend
         if self.backend != "auto":
             registry.find("backend", self.backend)
@@ -116,6 +116,7 @@ class Pipeline:
                 capacity_tokens=sequence.n_prompt + sequence.max_new_tokens - 1,
                 kv_cache=self.kv_cache,
                 backend=self.backend,
+                drafter=self.drafter,
             )
         work = _Work(engine, sequence)
         workers.begin(work.do, name="labkit-run", stop=sequence.stop_event.set)
@@ -152,7 +153,9 @@ class _Work:
     def trace(self) -> Trace:
         """The trace so far; safe from another thread."""
         sequence, timer = self.sequence, self.engine.timer
-        ended = {} if sequence.finish_reason is None else {"finish_reason": sequence.finish_reason}
+        ended: dict[str, Any] = {} if sequence.finish_reason is None else {"finish_reason": sequence.finish_reason}
+        if sequence.speculation is not None:
+            ended["speculation"] = sequence.speculation.record
         return Trace(
             tuple(timer.records()),
             tuple(sequence.token_s),

@@ -6,12 +6,13 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from labkit import registry
-from labkit.decoding import Sampler, Sampling, StopStrings
+from labkit.decoding import Sampler, Sampling, Speculation, StopStrings
 from labkit.model.config import dtype_name
 from labkit.model.model import Model
 from labkit.perf.trace import Trace
@@ -58,6 +59,8 @@ class Sequence:
         sampling = sampling or Sampling()
         self.sampler = Sampler(sampling, seed=seed, device=model.device)
         self.sampler.remember(self.ids)
+        self.speculation: Speculation | None = None
+        """Its drafts, where the engine has a drafter."""
         self.stop_strings = StopStrings(stop)
         self.eos_ids: Any = frozenset() if ignore_eos else model.tokenizer.eos_ids
         self.stream = model.tokenizer.stream(continues=continues)
@@ -113,12 +116,14 @@ class Sequence:
         return self.sampler.takes_largest and self.n_logprobs is None
 
     def accept(self, token_ids: Iterable[int]) -> int:
-        """Append tokens, giving their text to the reader, until one ends the answer; how many were taken."""
+        """Append tokens, giving their text to the reader, until one ends the answer; how many were taken. Tokens of one
+        call have come together, and have one time."""
         n = 0
         for n, token_id in enumerate(token_ids, 1):  # noqa: B007
             self.finish_reason = self._emit(token_id)
             if self.finish_reason:
                 break
+        self.token_s += [self.timer.now_s() - self.began_s] * n
         if self.on_change is not None and self.finish_reason is None:
             self.on_change()
         return n
@@ -129,7 +134,6 @@ class Sequence:
             ends = token_id in self.eos_ids
             if not ends:
                 self._write(self.stop_strings.push(self.stream.push(token_id), self._hidden_text(token_id)))
-            self.token_s.append(self.timer.now_s() - self.began_s)
         if ends or self.stop_strings.hit:
             return "stop"
         if self.n_new >= self.max_new_tokens:
@@ -159,6 +163,26 @@ class Sequence:
         self.pieces.put(None)
         if self.on_change is not None:
             self.on_change()
+
+
+@dataclass(eq=False)
+class Feed:
+    """What one sequence puts into a step: tokens that the cache has not seen. ``complete``: none remain after it."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    complete: bool
+    n_draft: int = 0
+    """How many of the tokens, the last ones, are guesses."""
+
+
+@dataclass
+class Output:
+    """Logits (n + 1, V) after the last known token of a feed and after each of its n guesses, and the hidden states
+    behind them where a drafter asks for them."""
+
+    logits: Tensor
+    hidden: Tensor | None
 
 
 def check_max_new_tokens(max_new_tokens: Any) -> None:

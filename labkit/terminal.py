@@ -92,7 +92,10 @@ def summary_line(trace: Trace, finish_reason: str) -> str:
         parts.append(f"TTFT {figures['ttft_ms']:.0f} ms")
     if figures["itl_median_ms"] is not None:
         parts.append(f"ITL median {figures['itl_median_ms']:.1f} ms, p95 {figures['itl_p95_ms']:.1f} ms")
-        parts.append(f"decode {figures['decode_tok_s']:.1f} tok/s")
+        if (figures["tokens_per_round"] or 1.0) > 1.0:
+            parts.append(f"{figures['tokens_per_round']:.2f} tokens every {figures['round_median_ms']:.1f} ms")
+        if figures["decode_tok_s"] is not None:
+            parts.append(f"decode {figures['decode_tok_s']:.1f} tok/s")
     return " · ".join(parts)
 
 

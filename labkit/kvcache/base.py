@@ -45,6 +45,8 @@ class KVCache(ABC):
     """False: the caller passes the whole sequence at each step."""
     pairs_only: ClassVar[bool] = True
     """Whether it stores nothing but one key and one value a token; False: any entries (``rows``)."""
+    rollback_tokens: int = 1 << 30  # of a step, which ``truncate`` can take back without a trace
+    rollback_note: str = ""  # what a draft that is taken back changes in this kind all the same
     in_place_tokens: ClassVar[int] = 0
     """New tokens of a sequence that may all be stored before any of them is attended to: what a compiled step does,
     where ``rows_at`` (rows beside each other) or ``spec`` (blocks) tells it. 0: this kind is not read in place."""
@@ -59,9 +61,7 @@ class KVCache(ABC):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if capacity_tokens < 1 or n_sequences < 1:
-            raise ValueError(
-                f"capacity_tokens={capacity_tokens} and n_sequences={n_sequences}: both must be at least 1."
-            )
+            raise ValueError(f"{capacity_tokens=} and {n_sequences=}: both must be at least 1.")
         self.layers = tuple(layers)
         self.capacity_tokens = capacity_tokens
         self.turned_for = 0

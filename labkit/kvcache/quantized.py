@@ -20,6 +20,14 @@ from labkit.kvcache.forms import Form, Int8, block_nbytes
 from labkit.kvcache.grid import dequantize_keys, dequantize_values, quantize_keys, quantize_values
 from labkit.kvcache.parts import LayerEntries, Segment
 
+ROUNDS_EARLY = (
+    "the {} cache rounds a group of tokens when enough have followed it, and guesses count: it may round one some "
+    "tokens earlier than without a drafter, so the text may differ where the rounding shows"
+)
+KEEPS_NONE = (
+    "the {} cache keeps no latest tokens as they are (recent=0), so it cannot take a guess back: nothing is guessed"
+)
+
 
 class QuantizedCache(BlockCache):
     """Blocks of codes and grids (``stored`` says which), and a ring: position p of a sequence lies at p mod W."""
@@ -38,6 +46,8 @@ class QuantizedCache(BlockCache):
             **sizes,
         )
         self.ring_tokens = form.ring_tokens(capacity)
+        self.rollback_tokens = form.recent
+        self.rollback_note = ROUNDS_EARLY.format(form.kind) if form.recent else KEEPS_NONE.format(form.kind)
         self.store = [self._allocate(layer) for layer in self.layers]
         self._n_blocked: dict[int, int] = {}
         self._tails: dict[int, list[tuple[int, Tensor, Tensor]]] = {}

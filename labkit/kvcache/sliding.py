@@ -99,6 +99,7 @@ class SlidingCache(KVCache):
 
     kind = "sliding"
     in_place_tokens = ROLLBACK_TOKENS
+    rollback_tokens = ROLLBACK_TOKENS - 1  # beside the one that stays
 
     def __init__(self, layers: Sequence[LayerEntries], *, config: Sliding | None = None, **sizes: Any) -> None:
         config = config or Sliding()

@@ -45,6 +45,8 @@ class CudaTimer(Timer):
         self.steps[-1].end_s = self._seconds(self._last)
 
     def charge(self, seconds: dict[str, float]) -> None:
+        if self._folded:
+            return
         self._switch()
         phases = self.steps[-1].phases
         for name, value in seconds.items():

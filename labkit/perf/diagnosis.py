@@ -68,7 +68,7 @@ def diagnose(trace: Trace, *, model: Any = None, machine: Machine | None = None)
     streaming_s = sum(itl)
     starts_slow = trace.ttft_s >= streaming_s
     stage = "prefill" if starts_slow else "decode"
-    took = trace.ttft_s if starts_slow else median(itl)
+    took = trace.ttft_s if starts_slow else median(trace.round_s or [0.0]) or 1e-9
     flops, n_bytes = _work(trace, model, stage)
     dtype = str(trace.meta.get("dtype", "fp32"))
     peak = machine.peak_flops(dtype if dtype in machine.matmul else "fp32")
@@ -102,6 +102,9 @@ def _evidence(
     itl, ttft = trace.itl_s, trace.ttft_s or 0.0
     lines = [f"{ttft:.2f} s to the first token, {sum(itl):.2f} s for the {len(itl)} after it."]
     what = "the prompt" if stage == "prefill" else "a token"
+    rounds = trace.round_s
+    if stage == "decode" and len(rounds) < len(itl):
+        what = f"a round of {len(itl) / len(rounds):.1f} tokens" if rounds else "a round"
     lines.append(
         f"{flops / 1e9:.3g} GFLOP and {n_bytes / 1e6:,.0f} MB for {what} in {took * 1e3:,.0f} ms: MFU {mfu:.0%}, "
         f"MBU {mbu:.0%} of what {machine.name} does ({'measured here' if machine.measured else 'data sheet'})."
@@ -111,7 +114,7 @@ def _evidence(
         total = sum(phases.values())
         top = sorted(phases, key=lambda name: -phases[name])[:2]
         lines.append("Most of it in " + " and ".join(f"{name} ({phases[name] / total:.0%})" for name in top) + ".")
-    growth = _growth(itl)
+    growth = _growth(rounds)
     if stage == "decode" and growth > GROWTH:
         lines.append(f"The last tokens took {growth:.1f} times the first: the context is felt.")
     if machine.busy:
@@ -132,7 +135,7 @@ def _next_steps(trace: Trace, stage: str, bound: str) -> list[NextStep]:
     packed = meta.get("weights") not in (None, *DTYPES)
     if bound == "memory":
         steps = [] if packed else [NextStep("fewer-bits", "weights='int8' or 'int4'")]
-        if _growth(trace.itl_s) > GROWTH:
+        if _growth(trace.round_s) > GROWTH:
             steps.append(NextStep("smaller-cache", "kv_cache='int8', 'int4' or 'sliding'"))
         return [*steps, NextStep("more-tokens-a-step")]
     if bound == "compute":

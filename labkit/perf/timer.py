@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,17 +65,34 @@ class Timer:
         self.layer = -1
         self._stack: list[str | None] = [None]
         self._open: dict[str, _Phase] = {}
+        self._folded = False
         self._totals: dict[str | None, int] = defaultdict(int)
         self._spans: list[tuple[str, int, float, float]] | None = None
         self._origin = self._last = time.perf_counter_ns()
 
-    def __call__(self, phase: str) -> _Phase:
+    def __call__(self, phase: str) -> Any:
+        if self._folded:
+            return _NOTHING
         found = self._open.get(phase)
         if found is None:
             if phase not in PHASES:
                 raise ValueError(f"unknown phase {phase!r}: choose one of {', '.join(PHASES)}.")
             found = self._open[phase] = _Phase(self, phase)
         return found
+
+    @contextmanager
+    def only(self, phase: str) -> Iterator[None]:
+        """Charge everything inside to ``phase``, whatever phases the code there names: a draft model's attention is
+        not the target's. Inside another ``only``, that one keeps the time."""
+        if self._folded:
+            yield
+            return
+        with self(phase):
+            self._folded = True
+            try:
+                yield
+            finally:
+                self._folded = False
 
     def now_s(self) -> float:
         """Seconds since the run began."""
@@ -107,8 +125,11 @@ class Timer:
     def charge(self, seconds: dict[str, float]) -> None:
         """Re-attribute time that the current phase has just spent: for code that a fused kernel timed inside itself.
 
-        The sum goes from the open phase to the named ones, so the total stays the wall clock's.
+        The sum goes from the open phase to the named ones, so the total stays the wall clock's. Within ``only`` it
+        stays where it is.
         """
+        if self._folded:
+            return
         self._switch()
         totals, moved = self._totals, 0
         for name, value in seconds.items():
@@ -168,15 +189,20 @@ class _Phase:
             timer._stack.pop()
 
 
+_NOTHING = nullcontext()
+
+
 class NullTimer:
     """Same face, no work: for benchmarks and for code that is not being watched."""
 
     enabled = False
     layer = -1
-    _nothing = nullcontext()
 
     def __call__(self, phase: str) -> Any:
-        return self._nothing
+        return _NOTHING
+
+    def only(self, phase: str) -> Any:
+        return _NOTHING
 
     def charge(self, seconds: dict[str, float]) -> None:
         pass

@@ -2,6 +2,8 @@
 
 TTFT  time from the start of the run to its first token (tokenize + prefill + first sample)
 ITL   time between one token and the next; one value for each token after the first
+round tokens that a draft's check accepted come together: the ITL of all but the first of them is 0, and what a reader
+      waits for is the round
 """
 
 from __future__ import annotations
@@ -58,6 +60,25 @@ class Trace:
         return [b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False)]
 
     @property
+    def round_s(self) -> list[float]:
+        """Times between arrivals after the first token; without a drafter they are the ITLs."""
+        return [gap for gap in self.itl_s if gap > 0.0]
+
+    @property
+    def paced_s(self) -> list[float]:
+        """One value for each token after the first: its round's time, shared by the tokens that came in it. Without a
+        drafter they are the ITLs; their sum is the same."""
+        paced: list[float] = []
+        for gap in self.itl_s:
+            if gap > 0.0 or not paced:
+                paced.append(gap)
+                n = 1
+            else:
+                n += 1
+                paced[-n + 1 :] = [sum(paced[-n + 1 :]) / n] * n
+        return paced
+
+    @property
     def n_tokens(self) -> int:
         return len(self.token_s)
 
@@ -97,12 +118,15 @@ class Trace:
         return out
 
     def summary(self) -> dict[str, Any]:
-        """The figures a reader asks for first: milliseconds and tokens a second."""
-        itl = self.itl_s
+        """The figures a reader asks for first: milliseconds and tokens a second. ``itl_median_ms`` is of ``paced_s``:
+        half of a run with a drafter may have come together with the token before."""
+        itl, rounds = self.itl_s, self.round_s
         ttft = self.ttft_s
         return {
             "ttft_ms": None if ttft is None else ttft * 1e3,
-            "itl_median_ms": median(itl) * 1e3 if itl else None,
+            "itl_median_ms": median(self.paced_s) * 1e3 if itl else None,
+            "round_median_ms": median(rounds) * 1e3 if rounds else None,
+            "tokens_per_round": len(itl) / len(rounds) if rounds else None,
             "itl_p95_ms": quantile(itl, 0.95) * 1e3 if itl else None,
             "decode_tok_s": len(itl) / sum(itl) if itl and sum(itl) > 0 else None,
             "prefill_tok_s": self.n_prompt_tokens / ttft if ttft else None,

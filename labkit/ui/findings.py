@@ -144,3 +144,32 @@ def speed_share(speed: float, ceiling: float) -> str:
     if share >= 60:
         return f"{said} That is near what this memory allows."
     return f"{said} The rest of the lab is about where the remainder goes."
+
+
+def speculation(data: Mapping[str, Any]) -> list[str]:
+    """Lesson 10: how often guesses held, what that made of the speed, and where it would have broken even."""
+    found = data["median"]
+    low, high = data["spread"]
+    name, n = data["drafter"], data["n_draft"]
+    if not found.guesses_per_round:
+        return [
+            f"**{name}** found nothing to guess in this text, so it was plain decoding: {found.measured:.2f} times."
+        ]
+    out = [
+        f"Of the guesses of **{name}** that were looked at, {found.acceptance:.0%} held: {found.tokens_per_round:.2f} "
+        f"tokens a round. That made it **{found.measured:.2f} times** as fast (from {low:.2f} to {high:.2f}); the "
+        f"formula says {found.predicted:.2f}."
+    ]
+    even = found.break_even
+    if even is None:
+        out.append(f"At these costs even guesses that always hold would lose at length {n}.")
+    elif found.acceptance < even:
+        out.append(f"It breaks even where {even:.0%} hold, and these did not.")
+    else:
+        out.append(f"It breaks even where {even:.0%} hold.")
+    if not data["same"]:
+        out.append(
+            "The text is not the same as without a drafter: two scores lay so close together that a check of several "
+            "tokens, which rounds in another order, ranked them otherwise."
+        )
+    return out

@@ -16,7 +16,7 @@ PHASES_SHOWN = 6
 
 def comparison(found: Forecast, trace: Trace) -> str:
     """Ceiling, forecast and measurement of both stages and their largest phases, as bars and as figures."""
-    itl = trace.itl_s
+    itl = trace.paced_s
     stages = (
         ("prefill", "Prefill: time to first token", found.prefill, trace.ttft_s, 1),
         ("decode", "Decode: each later token", found.decode, median(itl) if itl else None, len(itl)),
@@ -78,7 +78,7 @@ def _ms(seconds: float | None) -> str:
 
 def verdict(found: Forecast, trace: Trace) -> str:
     """Forecast against measurement in one sentence."""
-    itl = trace.itl_s
+    itl = trace.paced_s
     parts = [
         _met("first token", found.ttft, trace.ttft_s),
         _met("each later one", found.itl, median(itl) if itl else None),
@@ -115,7 +115,7 @@ def side_by_side(label: str, before: Forecast, was: Trace, after: Forecast, now:
     """Two runs, each with what was predicted for it."""
     rows = []
     for name, found, trace in ((label, before, was), ("with the best switch", after, now)):
-        itl = trace.itl_s
+        itl = trace.paced_s
         rows.append(
             {
                 "run": name,

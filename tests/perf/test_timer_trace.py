@@ -199,3 +199,43 @@ def test_an_empty_run_has_no_numbers_and_no_errors(tmp_path):
 def test_quantiles_equal_numpys(values, q):
     numpy = pytest.importorskip("numpy")
     assert quantile(values, q) == pytest.approx(float(numpy.quantile(values, q)))
+
+
+def test_a_scope_keeps_what_is_spent_inside(clock):
+    timer = Timer(detail_every=0)
+    timer.begin()
+    timer.begin_step("decode")
+    with timer.only("verify"):
+        clock.wait(1)
+        with timer("attention"):
+            clock.wait(2)
+            with timer.only("draft"):
+                clock.wait(4)
+        timer.charge({"ffn": 0.5})
+    with timer("attention"):
+        clock.wait(8)
+    timer.end_step()
+    assert timer.steps[0].phases == pytest.approx({"verify": 7.0, "attention": 8.0})
+
+
+def test_a_scope_ends_with_an_error(clock):
+    timer = Timer()
+    timer.begin_step("decode")
+    with pytest.raises(KeyError), timer.only("draft"):
+        raise KeyError
+    with timer("ffn"):
+        clock.wait(1)
+    timer.end_step()
+    assert timer.steps[0].phases["ffn"] == pytest.approx(1.0)
+
+
+def test_tokens_that_come_together():
+    trace = Trace((), (1.0, 3.0, 3.0, 3.0, 4.0, 6.0, 6.0), 6.0)
+    assert trace.itl_s == [2.0, 0.0, 0.0, 1.0, 2.0, 0.0]
+    assert trace.round_s == [2.0, 1.0, 2.0]
+    assert trace.paced_s == pytest.approx([2 / 3, 2 / 3, 2 / 3, 1.0, 1.0, 1.0])
+    figures = trace.summary()
+    assert figures["tokens_per_round"] == 2.0
+    assert figures["round_median_ms"] == 2000.0
+    assert figures["itl_median_ms"] == pytest.approx(2500 / 3)
+    assert figures["decode_tok_s"] == pytest.approx(6 / 5)

@@ -1,0 +1,64 @@
+"""The file of a draft head: what it says, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit import Pipeline
+from labkit.decoding import PromptLookup, TrainedHead, draft_head
+from labkit.decoding.drafters import choose
+from labkit.kvcache.contiguous import ContiguousCache
+from labkit.kvcache.none import NoCache
+from tests.decoding.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def path(target, head, tmp_path_factory):
+    path = tmp_path_factory.mktemp("head") / "head.safetensors"
+    known_by = draft_head.fingerprint(draft_head.embeddings(target.transformer, None))
+    draft_head.save(head, path, {"steps": 7}, {"name": target.name, "d_model": 32, "fingerprint": known_by})
+    return path
+
+
+def test_it_reads_what_it_wrote(target, head, path):
+    found = draft_head.load(path, target)
+    hidden, embeddings = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
+    outs = [h(hidden, embeddings, NoCache(h.trunk.cache_entries, capacity_tokens=6)) for h in (head, found)]
+    torch.testing.assert_close(*outs, atol=0.05, rtol=0.05)  # it is written in bfloat16
+    assert torch.equal(found.token_ids, head.token_ids)
+    assert torch.equal(found.trunk.embedding.weight, target.transformer.embedding.weight[::2])
+    made = Pipeline(target, drafter=TrainedHead(str(path), n_draft=3), backend="reference").generate("abc")
+    assert made.token_ids == Pipeline(target, backend="reference").generate("abc").token_ids
+
+
+def test_one_token_at_a_time_gives_what_all_together_give(head):
+    """Training sees whole answers, a run sees tokens one by one: the same head."""
+    hidden, embeddings = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1))
+    entries = head.trunk.cache_entries
+    whole = head(hidden, embeddings, NoCache(entries, capacity_tokens=9))
+    cache = ContiguousCache(entries, capacity_tokens=9)
+    single = torch.cat([head(hidden[i : i + 1], embeddings[i : i + 1], cache) for i in range(9)])
+    torch.testing.assert_close(single, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_of_another_model_is_refused(path):
+    with pytest.raises(ValueError, match="was trained for tiny-1"):
+        draft_head.load(path, tiny(2))
+
+
+def test_damaged_and_missing_files(target, path, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="truncated or corrupted"):
+        draft_head.load(broken, target)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        Pipeline(target, drafter=TrainedHead(str(tmp_path / "none.safetensors")))
+
+
+def test_a_lookup_copies_on_past_the_end(target):
+    lookup = choose(PromptLookup(shortest=1), target=target).begin(capacity_tokens=99, bind=None)
+    options = {"timer": None, "should_stop": None}
+    assert lookup.propose([1, 2, 3, 9, 1, 2, 3], 3, None, **options).token_ids == [9, 1, 2]
+    assert lookup.propose([1, 2, 3, 9, 1, 2, 3, 9, 7], 3, None, **options).token_ids == []
+    assert lookup.propose([1, 2, 3, 9, 1, 2, 3, 9, 7, 7], 4, None, **options).token_ids == [7, 7, 7, 7]
