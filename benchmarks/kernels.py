@@ -24,7 +24,7 @@ from torch import nn
 
 from labkit import backends
 from labkit.kernels.cpu import cells, linear, machine_code, memory, plan, team
-from labkit.quant.rtn import Int4, to_int4, to_int8, to_w8a8
+from labkit.quant import W8A8, Int4, Int8, StoredLinear, blocks
 
 SHAPES = ((49_152, 576), (1_536, 576), (576, 1_536))
 BYTES = 160e6
@@ -98,13 +98,16 @@ def contenders(n_out: int, n_in: int, n_tokens: int, n_threads: int) -> dict[str
     found["labkit fp32"] = 4.0, multiplier(many(lambda: copy.deepcopy(plain), 4), n_tokens, n_threads)
     halves = many(lambda: copy.deepcopy(plain).to(torch.bfloat16), 4)
     found["labkit bf16"] = 2.0, multiplier(halves, n_tokens, n_threads)
-    found["labkit int8"] = 1.0, multiplier(many(lambda: to_int8(plain)), n_tokens, n_threads)
-    found["labkit w8a8"] = 1.0, multiplier(many(lambda: to_w8a8(plain)), n_tokens, n_threads)
+    found["labkit int8"] = 1.0, multiplier(many(lambda: Int8().layer("", plain)), n_tokens, n_threads)
+    found["labkit w8a8"] = 1.0, multiplier(many(lambda: W8A8().layer("", plain)), n_tokens, n_threads)
     for config in (Int4(64), Int4(32), Int4(64, symmetric=True)):
         bytes_a_weight = 0.5 + (2 if config.symmetric else 3) / config.group_size
         grid = f"g{config.group_size}{' symmetric' if config.symmetric else ''}"
-        make = many(lambda config=config: to_int4(plain, config))
+        make = many(lambda config=config: config.layer("", plain))
         found[f"labkit int4 {grid}"] = bytes_a_weight, multiplier(make, n_tokens, n_threads)
+    stored = blocks.anything("Q4_1", n_out, n_in)
+    made = many(lambda: StoredLinear("Q4_1", stored.clone(), n_in))
+    found["labkit Q4_1"] = 0.625, multiplier(made, n_tokens, n_threads)
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         weights = [plain.weight.to(dtype).clone() for _ in range(max(1, copies // 4))]
         found[f"torch {name}"] = float(dtype.itemsize), torch_product(weights, n_tokens)
@@ -113,7 +116,7 @@ def contenders(n_out: int, n_in: int, n_tokens: int, n_threads: int) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", nargs="*", type=int, default=[1, 16, 256])
+    parser.add_argument("--tokens", nargs="*", type=int, default=[1, 2, 4, 8, 16, 256])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("kernels.json"))

@@ -68,17 +68,17 @@ class Panels:
 
     def dequantize(self) -> Tensor:
         """float32 (N, K)."""
-        n_in = self.codes.shape[1] * UNIT
         codes = _unpack(self.codes, self.bits).float()[: self.n_out]  # (N, K')
-        s = _in_rows(self.scales)[: self.n_out]
+        s = self._a_row(self.scales)
         if self.minima is None:
-            m = s * -float(self.zero)
-        else:
-            m = _in_rows(self.minima)[: self.n_out]
-            m = m * -s if self.minima.dtype == torch.uint8 else m
-        if self.group:
-            s, m = (t.repeat_interleave(self.group, dim=1)[:, :n_in] for t in (s, m))
-        return (codes * s + m)[:, : self.n_in]
+            return ((codes - self.zero) * s)[:, : self.n_in]
+        m = self._a_row(self.minima)
+        return ((codes - m) * s if self.minima.dtype == torch.uint8 else codes * s + m)[:, : self.n_in]
+
+    def _a_row(self, values: Tensor) -> Tensor:
+        """(P, G, 16) as float32 that fit the codes: (N, K') or (N, 1)."""
+        rows = values.transpose(1, 2).flatten(0, 1)[: self.n_out].float()
+        return rows.repeat_interleave(self.group, dim=1)[:, : self.codes.shape[1] * UNIT] if self.group else rows
 
 
 def why_not(bits: int, n_in: int, group: int) -> str | None:
@@ -146,11 +146,6 @@ def _beside(values: Tensor, n_groups: int) -> Tensor:
     """(N, G) -> (P, n_groups, 16), padded with zeros."""
     values = F.pad(values, (0, n_groups - values.shape[1], 0, -values.shape[0] % ROWS))
     return values.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
-
-
-def _in_rows(values: Tensor) -> Tensor:
-    """(P, G, 16) -> float32 (N', G)."""
-    return values.transpose(1, 2).flatten(0, 1).float()
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:

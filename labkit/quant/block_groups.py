@@ -29,6 +29,11 @@ def groups(raw: Tensor, kind: str, n_in: int) -> Groups:
     return Groups(bits, rows(codes), rows(scales), None, None if minima is None else rows(minima))
 
 
+def has(kind: str) -> bool:
+    """Whether blocks of this format have the form."""
+    return kind in _PARTS
+
+
 def _low(blocks: Tensor, column: int) -> Tensor:
     packed = blocks[:, column : column + 16]
     return torch.cat([packed & 15, packed >> 4], dim=1)

@@ -1,4 +1,4 @@
-"""A linear layer on any grid of groups, 2 to 8 bits: packed as ``planes``, computed by unpacking.
+"""A linear layer on any grid of groups, 2 to 8 bits: packed as ``planes``.
 
 The forms with compiled kernels have classes of their own (``linear``); this one holds whatever else a method or a
 file brings, in its true number of bytes, and plain PyTorch computes with it.
@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.kernels import panel_layout
+from labkit.kernels.cpu import linear as compiled
 from labkit.quant import planes
 from labkit.quant.grid import Groups
 from labkit.quant.linear import PackedLinear
@@ -40,7 +42,9 @@ class GroupLinear(PackedLinear):
 
     @property
     def why_not_compiled(self) -> str | None:
-        return f"{self.bits} bits in groups of {self.group_size} have no compiled product: plain PyTorch unpacks them."
+        if self.order is not None:
+            return "columns in an order of their own have no compiled product: plain PyTorch unpacks them."
+        return panel_layout.why_not(self.bits, self.in_features, self.group_size)
 
     def groups(self) -> Groups:
         codes = planes.unpack(self.weight, self.in_features, self.bits)
@@ -60,6 +64,8 @@ class GroupLinear(PackedLinear):
         return torch.empty_like(dense).index_copy_(1, self.order.long(), dense)
 
     def forward(self, x: Tensor) -> Tensor:
+        if compiled.active() and self.why_not_compiled is None:
+            return compiled.multiply(self.table_row(), x, self.bias)
         return F.linear(x, self.dequantize().to(x.dtype), self.bias)
 
     def extra_repr(self) -> str:

@@ -46,8 +46,13 @@ class PackedLinear(nn.Module):
             self._panels = stamp, self._make_panels()
         return self._panels[1]
 
-    def _make_panels(self) -> Panels:
+    def groups(self) -> grid.Groups:
+        """The matrix as codes, scales and offsets of groups: what a kernel packs its own way."""
         raise NotImplementedError
+
+    def _make_panels(self) -> Panels:
+        found = self.groups()
+        return panel_layout.pack(found.codes, found.scales, bits=found.bits, zeros=found.zeros, minima=found.minima)
 
     def table_row(self) -> list[int]:
         """How compiled kernels see these weights: addresses and sizes (``labkit.kernels.cpu.plan``)."""
@@ -122,14 +127,6 @@ class Int4Linear(PackedLinear):
         return packed.unpack_weight_int4(
             self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.in_features
         )
-
-    def _make_panels(self) -> Panels:
-        n, k = self.out_features, self.in_features
-        scales, zeros = (
-            None if t is None else grid.unpack_groups(t, n, k // self.group_size) for t in (self.scales, self.zeros)
-        )
-        assert scales is not None
-        return panel_layout.pack(grid.unpack_int4(self.weight, n, k), scales, bits=4, zeros=zeros)
 
     def rows(self, ids: Tensor) -> Tensor:
         panels, inverse = torch.unique(ids // grid.PANEL, return_inverse=True)

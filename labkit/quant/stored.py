@@ -1,7 +1,7 @@
 """A linear layer whose weights lie as a GGUF file has them: ggml's blocks, byte for byte.
 
 Nothing is rounded a second time and nothing is unpacked in memory. The reference widens the blocks for each product;
-compiled kernels read ``groups()`` once and lay the same codes, scales and minima out their own way.
+compiled products lay the same codes, scales and minima out their own way (``labkit.kernels.panel_layout``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.kernels.cpu import linear as compiled
+from labkit.kernels.panel_layout import Panels
 from labkit.quant import block_groups, blocks, grouped, size
 from labkit.quant.format import WeightFormat, register_format
 from labkit.quant.grid import GROUP_SIZES, Grid, Groups
@@ -24,33 +26,61 @@ PLAIN = "plain"
 
 
 class StoredLinear(PackedLinear):
-    """``weight`` (N, bytes of a row) uint8: rows of ``blocks`` of the format ``kind`` ("Q4_1", "Q6_K", ...)."""
+    """``weight`` (N, bytes of a row) uint8: rows of ``blocks`` of the format ``kind`` ("Q4_1", "Q6_K", ...).
+
+    Once a CPU's compiled products have asked for ``panels``, these hold the codes and the blocks are let go: the same
+    numbers in another order, and not twice in memory."""
+
+    panel_codes: Tensor | None
+    panel_scales: Tensor | None
+    panel_minima: Tensor | None
 
     def __init__(self, kind: str, raw: Tensor, n_in: int, bias: Tensor | None = None) -> None:
         super().__init__()
         self.kind = kind
         self.out_features, self.in_features = len(raw), n_in
         self.register_buffer("weight", raw)
+        for name in ("panel_codes", "panel_scales", "panel_minima"):
+            self.register_buffer(name, None)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._layout: Panels | None = None
 
     def groups(self) -> Groups:
         """The same matrix as codes, scales and minima: what a kernel packs its own way."""
         return block_groups.groups(self.weight, self.kind, self.in_features)
 
+    def panels(self) -> Panels:
+        if self._layout is None:
+            self._layout = made = self._make_panels()
+            self.panel_codes, self.panel_scales, self.panel_minima = made.codes, made.scales, made.minima
+            self.weight = self.weight.new_empty(0)
+        return self._layout
+
     def dequantize(self) -> Tensor:
-        return self._widen(self.weight, torch.float32)
+        return self._widen(torch.float32)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self._widen(self.weight[ids], torch.float32)
+        if self._layout is not None:
+            return self._layout.rows(ids)
+        return self._of_blocks(self.weight[ids], torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._widen(self.weight, x.dtype), self.bias)
+        if compiled.active() and self.why_not_compiled is None:
+            return compiled.multiply(self.table_row(), x, self.bias)
+        return F.linear(x, self._widen(x.dtype), self.bias)
 
     @property
     def why_not_compiled(self) -> str | None:
+        if block_groups.has(self.kind):
+            return None
         return f"{self.kind} blocks have no compiled product: plain PyTorch unpacks them for each step."
 
-    def _widen(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
+    def _widen(self, dtype: torch.dtype) -> Tensor:
+        if self._layout is not None:
+            return self._layout.dequantize().to(dtype)
+        return self._of_blocks(self.weight, dtype)
+
+    def _of_blocks(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
         if raw.device.type != "cpu":
             return block_groups.groups(raw, self.kind, self.in_features).dequantize().to(dtype)
         return blocks.dequantize(raw.contiguous().view(-1), self.kind, (len(raw), self.in_features), dtype)

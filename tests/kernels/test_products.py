@@ -10,16 +10,18 @@ from torch import nn
 from labkit.kernels import panel_layout
 from labkit.kernels.cpu import linear, plan
 from labkit.kernels.packed import round_tokens
-from labkit.quant import Int4, rtn
+from labkit.quant import W8A8, Int4, Int8, StoredLinear, blocks
 
 FORMS = {
     "fp32": lambda plain: plain,
     "bf16": lambda plain: plain.to(torch.bfloat16),
-    "int8": rtn.to_int8,
-    "w8a8": rtn.to_w8a8,
-    "int4, groups of 32": lambda plain: rtn.to_int4(plain, Int4(32)),
-    "int4, groups of 64": lambda plain: rtn.to_int4(plain, Int4(64)),
-    "int4, groups of 128, symmetric": lambda plain: rtn.to_int4(plain, Int4(128, symmetric=True)),
+    "int8": lambda plain: Int8().layer("", plain),
+    "w8a8": lambda plain: W8A8().layer("", plain),
+    "int4, groups of 32": lambda plain: Int4(32).layer("", plain),
+    "int4, groups of 64": lambda plain: Int4(64).layer("", plain),
+    "int4, groups of 128, symmetric": lambda plain: Int4(128, symmetric=True).layer("", plain),
+    "Q4_1": lambda plain: StoredLinear("Q4_1", blocks.anything("Q4_1", *plain.weight.shape), plain.in_features),
+    "Q6_K": lambda plain: StoredLinear("Q6_K", blocks.anything("Q6_K", len(plain.weight), 1280), 1280),
 }
 SHAPES = ((20, 1280, True), (50, 384, False), (7, 2432, False))
 """Rows that do not fill a panel; inputs of several pieces; few rows for many threads, so that tokens are cut."""
@@ -34,13 +36,14 @@ def multiply(row, x, bias=None, n_threads=2):
 def test_a_product_equals_float64s_and_is_the_same_at_every_count(form):
     for n_out, n_in, bias in SHAPES:
         module = FORMS[form](nn.Linear(n_in, n_out, bias=bias).requires_grad_(False))
+        n_in = module.in_features
         x = torch.randn(61, n_in) * torch.logspace(-1, 1, n_in)
         dense = module.dequantize() if hasattr(module, "dequantize") else module.weight
         seen = round_tokens(x) if form == "w8a8" else x
         wanted = seen.double() @ dense.double().T + (0.0 if module.bias is None else module.bias.double())
         row = plan.describe(module)
         got = multiply(row, x, module.bias)
-        tolerance = 1e-4 if form.startswith("int") else 1e-5
+        tolerance = 1e-5 if form in ("fp32", "bf16", "w8a8") else 1e-4
         assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
         for n in (1, 2, 3, 5, 8, 9, 30):
             for n_threads in (1, 3):

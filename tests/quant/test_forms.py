@@ -98,6 +98,14 @@ def test_stored_blocks_are_what_gguf_says(kind):
         parts = linear.groups()
         assert int(parts.codes.max()) < 2**parts.bits
         assert torch.equal(parts.dequantize(), wanted)
+        before = sum(t.nbytes for t in linear.buffers())
+        linear.panels()  # what a compiled step computes from: the blocks are let go
+        after = sum(t.nbytes for t in linear.buffers())
+        assert after <= before * 16 / 6 + 16 * 512 / 32 * 8  # 6 rows in a panel of 16; K-quants' scales in float32
+        torch.testing.assert_close(linear.dequantize(), wanted, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(linear.rows(torch.tensor([5, 0])), wanted[[5, 0]], rtol=1e-6, atol=1e-6)
+    else:
+        assert "no compiled product" in str(linear.why_not_compiled)
 
 
 def test_a_damaged_scale_is_seen():
@@ -120,7 +128,8 @@ def test_the_bytes_of_a_form_are_as_said(config):
     assert isinstance(made, GroupLinear)
     ids = torch.tensor([20, 3])
     assert torch.equal(made.rows(ids), made.dequantize()[ids])
-    assert made.why_not_compiled
+    assert made.why_not_compiled is None
+    assert GroupLinear(made.groups(), order=torch.randperm(192)).why_not_compiled
 
 
 def test_columns_that_a_file_sorted_find_their_inputs():

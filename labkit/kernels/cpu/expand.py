@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from labkit.kernels.cpu import simd
+from labkit.kernels.cpu import blocks, simd
 from labkit.kernels.cpu.integer_tiles import HALVES, LINE, nibbles, signed_bytes
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.plan import GROUP, MINIMA, MINIMUM_BYTES, N_IN, SCALE_BYTES, SCALES, ZERO
@@ -58,9 +59,9 @@ def make_expand(bits: int) -> Any:
                     for width in PLANES[bits]:
                         place = b.add(at, const(plane_at))
                         if width == 8:
-                            plane = signed_bytes(b, place, half)
+                            plane = [part() for part in signed_bytes(b, place, half)]
                         elif width == 4:
-                            plane = nibbles(b, place, half)
+                            plane = [part() for part in nibbles(b, place, half)]
                         else:
                             plane = _spread_bits(b, place, half, width, shift)
                         vectors = [p if v is None else b.or_(v, p) for v, p in zip(vectors, plane, strict=True)]
@@ -145,7 +146,8 @@ def copy_floats(typingctx: Any, x: Any, n: Any, out: Any) -> Any:
 
 @jit
 def spread(linear, panel, at, n, scales, minima):
-    """A panel's scales and minima for inputs [at, at + n), (groups, 16) float32 each; returns whether it has minima."""
+    """A panel's scales and minima for inputs [at, at + n), (groups, 16) float32 each; returns whether it has minima:
+    else they are zeros."""
     group, first, count, n_groups = linear[GROUP], 0, 1, 1
     if group != 0:
         n_groups = ((linear[N_IN] + BLOCK - 1) // BLOCK * BLOCK + group - 1) // group
@@ -164,5 +166,6 @@ def spread(linear, panel, at, n, scales, minima):
     elif linear[ZERO] != 0:
         offsets(scales, 0, linear[ZERO], ROWS * count, minima)
     else:
+        blocks.fill(minima, 0, ROWS * count, np.float32(0.0))
         return False
     return True

@@ -19,6 +19,7 @@ A token's record (``rounding.round_token``): its codes, its steps, and for each 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -31,6 +32,7 @@ from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, V32I8, VF32, VI32, const, load
 
 HALVES = (0, 1)
+Parts = list[Callable[[], Any]]
 LINE = 64
 
 
@@ -38,43 +40,46 @@ def _each(value: int) -> ir.Constant:
     return ir.Constant(V16I16, [value] * 16)
 
 
-def nibbles(b: Any, at: Any, half: int) -> list[Any]:
-    """Four vectors of pairs: inputs (0, 2), (1, 3), (4, 6), (5, 7) of eight rows."""
+def nibbles(b: Any, at: Any, half: int) -> Parts:
+    """Four vectors of pairs: inputs (0, 2), (1, 3), (4, 6), (5, 7) of eight rows, each made where it is used."""
     v = load(b, b.add(at, const(32 * half)), V16I16)
     return [
-        b.and_(v, _each(15)),
-        b.and_(b.lshr(v, _each(8)), _each(15)),
-        b.and_(b.lshr(v, _each(4)), _each(15)),
-        b.lshr(v, _each(12)),
+        lambda: b.and_(v, _each(15)),
+        lambda: b.and_(b.lshr(v, _each(8)), _each(15)),
+        lambda: b.and_(b.lshr(v, _each(4)), _each(15)),
+        lambda: b.lshr(v, _each(12)),
     ]
 
 
-def signed_bytes(b: Any, at: Any, half: int) -> list[Any]:
-    found = []
-    for word in (0, 1):
-        v = load(b, b.add(at, const(LINE * word + 32 * half)), V16I16)
-        found += [b.ashr(b.shl(v, _each(8)), _each(8)), b.ashr(v, _each(8))]
-    return found
+def signed_bytes(b: Any, at: Any, half: int) -> Parts:
+    def part(j: int) -> Any:
+        v = load(b, b.add(at, const(LINE * (j // 2) + 32 * half)), V16I16)
+        return b.ashr(v if j % 2 else b.shl(v, _each(8)), _each(8))
+
+    return [partial(part, j) for j in range(4)]
 
 
-def words(b: Any, at: Any, half: int) -> list[Any]:
-    return [load(b, b.add(at, const(LINE * j + 32 * half)), V16I16) for j in range(4)]
+def words(b: Any, at: Any, half: int) -> Parts:
+    return [partial(load, b, b.add(at, const(LINE * j + 32 * half)), V16I16) for j in range(4)]
 
 
-def unsigned_bytes(b: Any, at: Any, half: int) -> list[Any]:
-    return [load(b, b.add(at, const(LINE * word + 32 * half)), V32I8) for word in (0, 1)]
+def unsigned_bytes(b: Any, at: Any, half: int) -> Parts:
+    return [partial(load, b, b.add(at, const(LINE * j + 32 * half)), V32I8) for j in (0, 1)]
 
 
-Source = Callable[[Any, Any, int], list[Any]]
+Source = Callable[[Any, Any, int], Parts]
 UNIT_BYTES: dict[Source, int] = {nibbles: LINE, signed_bytes: 2 * LINE, words: 4 * LINE, unsigned_bytes: 2 * LINE}
+
+OFTEN = (nibbles, words)
+"""Whose weights mostly have minima: those that have none have zeros."""
 
 
 def make_tile(tokens: int, source: Source) -> Any:
     """``tokens`` records, ``x_stride`` bytes apart, meet ``n_blocks`` blocks of ``block_units`` units.
 
-    A block's scales are row block >> ``group_shift`` of ``scales``, its minima (0: none) likewise, its step is
-    number block >> ``step_shift``. ``fresh``: out is written, else the sums go on from what is there. Each block asks
-    for ``n_ask`` lines of memory from ``ask`` on."""
+    A block's scales are row block >> ``group_shift`` of ``scales``, its minima likewise (0, of bytes: none), its step
+    is number block >> ``step_shift``. ``fresh``: out is written, else the sums go on from what is there. Each block
+    asks for ``n_ask`` lines of memory from ``ask`` on."""
     of_bytes = source is unsigned_bytes
 
     @intrinsic
@@ -95,7 +100,13 @@ def make_tile(tokens: int, source: Source) -> Any:
                     for slot, place in zip(slots, places, strict=True):
                         b.store(load(b, place, VF32), slot)
             inner = [[cgutils.alloca_once(b, VI32) for _ in HALVES] for _ in each]
-            has_minima = b.icmp_unsigned("!=", minima, const(0))
+
+            def lift(t: int, group: Any, cell: Any) -> None:
+                weight = simd.splat(b, load(b, b.add(b.add(sums, apart[t]), cell), F32))
+                for v in HALVES:
+                    low = load(b, b.add(b.add(minima, group), const(32 * v)), VF32)
+                    b.store(simd.fma(b, low, weight, b.load(totals[t][v])), totals[t][v])
+
             with cgutils.for_range(b, n_blocks, intp=I64) as loop:
                 block, cell = loop.index, b.mul(loop.index, const(4))
                 lines = b.add(ask, b.mul(b.mul(block, n_ask), const(LINE)))
@@ -113,14 +124,15 @@ def make_tile(tokens: int, source: Source) -> Any:
                     here = b.add(x, b.mul(unit, const(8 if of_bytes else 16)))
                     weights = [source(b, at, half) for half in HALVES]
                     for j in range(len(weights[0])):
+                        now = [half[j]() for half in weights]
                         for t in each:
                             number = load(b, b.add(b.add(here, apart[t]), const(4 * j)), I32)
                             wide = b.bitcast(simd.splat(b, number), V32I8 if of_bytes else V16I16)
-                            for half, slot in zip(weights, inner[t], strict=True):
+                            for weight, slot in zip(now, inner[t], strict=True):
                                 if of_bytes:
-                                    b.store(simd.dot_bytes(b, half[j], wide, b.load(slot)), slot)
+                                    b.store(simd.in_turn(b, simd.dot_bytes(b, weight, wide, b.load(slot))), slot)
                                 else:
-                                    b.store(b.add(b.load(slot), simd.madd(b, half[j], wide)), slot)
+                                    b.store(simd.in_turn(b, b.add(b.load(slot), simd.madd(b, weight, wide))), slot)
                 group = b.mul(b.lshr(block, group_shift), const(LINE))
                 scale = [load(b, b.add(b.add(scales, group), const(32 * v)), VF32) for v in HALVES]
                 column = b.mul(b.lshr(block, step_shift), const(4))
@@ -129,12 +141,12 @@ def make_tile(tokens: int, source: Source) -> Any:
                     for v in HALVES:
                         whole = b.sitofp(b.load(inner[t][v]), VF32)
                         b.store(simd.fma(b, whole, b.fmul(step, scale[v]), b.load(totals[t][v])), totals[t][v])
-                with b.if_then(has_minima):
-                    low = [load(b, b.add(b.add(minima, group), const(32 * v)), VF32) for v in HALVES]
-                    for t in each:
-                        weight = simd.splat(b, load(b, b.add(b.add(sums, apart[t]), cell), F32))
-                        for v in HALVES:
-                            b.store(simd.fma(b, low[v], weight, b.load(totals[t][v])), totals[t][v])
+                    if source in OFTEN:
+                        lift(t, group, cell)
+                if source is signed_bytes:
+                    with b.if_then(b.icmp_unsigned("!=", minima, const(0))):
+                        for t in each:
+                            lift(t, group, cell)
             for slots, places in zip(totals, outs, strict=True):
                 for slot, place in zip(slots, places, strict=True):
                     simd.store(b, b.load(slot), place)
@@ -147,28 +159,23 @@ def make_tile(tokens: int, source: Source) -> Any:
 
 nibbles_4, nibbles_2, nibbles_1 = (make_tile(n, nibbles) for n in (4, 2, 1))
 bytes_4, bytes_2, bytes_1 = (make_tile(n, signed_bytes) for n in (4, 2, 1))
-words_6, words_2, words_1 = (make_tile(n, words) for n in (6, 2, 1))
+words_4, words_2, words_1 = (make_tile(n, words) for n in (4, 2, 1))
 unsigned_4, unsigned_2, unsigned_1 = (make_tile(n, unsigned_bytes) for n in (4, 2, 1))
 NIBBLES, BYTES, WORDS, UNSIGNED = range(4)
+MOST = 4
+"""Tokens of the widest tile: its sums and what they are made of fill the registers."""
 
 
 @jit
 def tile(source, n_tokens, given):
-    """A tile of the most tokens that there are and ``n_tokens`` allow; returns how many. given: its arguments."""
-    if source == WORDS:
-        if n_tokens >= 6:
-            words_6(*given)
-            return 6
-        if n_tokens >= 2:
-            words_2(*given)
-            return 2
-        words_1(*given)
-        return 1
+    """A tile of 4, 2 or 1 tokens, the most that ``n_tokens`` allow; returns how many. given: its arguments."""
     if n_tokens >= 4:
         if source == NIBBLES:
             nibbles_4(*given)
         elif source == BYTES:
             bytes_4(*given)
+        elif source == WORDS:
+            words_4(*given)
         else:
             unsigned_4(*given)
         return 4
@@ -177,6 +184,8 @@ def tile(source, n_tokens, given):
             nibbles_2(*given)
         elif source == BYTES:
             bytes_2(*given)
+        elif source == WORDS:
+            words_2(*given)
         else:
             unsigned_2(*given)
         return 2
@@ -184,12 +193,8 @@ def tile(source, n_tokens, given):
         nibbles_1(*given)
     elif source == BYTES:
         bytes_1(*given)
+    elif source == WORDS:
+        words_1(*given)
     else:
         unsigned_1(*given)
     return 1
-
-
-@jit
-def most(source):
-    """Tokens of the widest tile."""
-    return 6 if source == WORDS else 4

@@ -56,7 +56,7 @@ def one_panel(linear, panel, records, n_tokens, out, out_stride, own):
     to, to_stride = out + 4 * ROWS * panel, out_stride
     if (panel + 1) * ROWS > n_out:
         to, to_stride = spill, WORD
-    n_tiles = -(-n_tokens // it.most(source))
+    n_tiles = -(-n_tokens // it.MOST)
     for at in range(0, n, chunk):
         n_here = min(chunk, n - at)
         codes = linear[W] + (panel * n + at) * 2 * bits
@@ -76,8 +76,8 @@ def one_panel(linear, panel, records, n_tokens, out, out_stride, own):
                 n_tokens - t,
                 (own if source == it.WORDS else codes, n_blocks, size // 8, of_token + at * (1 if of_bytes else 2),
                  record, of_token + 2 * n + at // 16, of_token + 2 * n + n // 16 + at // size * 4, step_shift, scales,
-                 minima if has_minima else 0, group_shift, to + t * to_stride, to_stride, 1 if at == 0 else 0, ask,
-                 n_ask),
+                 minima if has_minima or source != it.BYTES else 0, group_shift, to + t * to_stride, to_stride,
+                 1 if at == 0 else 0, ask, n_ask),
             )  # fmt: skip
             turn += 1
     _finish(linear, ROWS * panel, n_tokens, spill, out, out_stride)

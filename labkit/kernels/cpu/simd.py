@@ -125,6 +125,15 @@ def madd(b: Any, x: Any, y: Any) -> Any:
     return b.add(b.shuffle_vector(product, product, even), b.shuffle_vector(product, product, odd))
 
 
+def in_turn(b: Any, v: Any) -> Any:
+    """v, about which the compiler knows nothing: sums stay in the order that they are written in. Left alone, LLVM adds
+    up all products of a turn first, runs out of registers, and moves the sums through memory."""
+    if not X86:
+        return v
+    same = ir.InlineAsm(ir.FunctionType(v.type, [v.type]), "", "=x,0")
+    return b.call(same, [v])
+
+
 def dot_bytes(b: Any, unsigned: Any, signed: Any, total: Any) -> Any:
     """total + products of 32 pairs of bytes, each four neighbours added: 8 int32. signed within 63 of 0: two such
     products fit 16 bits, so that AVX2's instruction, which saturates, does not."""
