@@ -202,7 +202,7 @@ def test_pickled_weights_are_never_opened(folder):
 def test_missing_shard_and_an_index_that_leads_elsewhere(tmp_path):
     sharded = write_folder(tmp_path / "sharded", n_shards=3)
     (sharded / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lacks 1 of 3 shards: model-00002-of-00003\.safetensors"):
+    with pytest.raises(ValueError, match=r"lacks 1 of the 3 shards .*model-00002-of-00003\.safetensors"):
         loaded(sharded)
     index = sharded / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
