@@ -163,6 +163,12 @@ def test_the_budget_is_kept():
         plan(budget="everything")
 
 
+def test_a_server_so_slow_that_only_one_answer_fits():
+    found = diagnose.probe_target(SimulatedServer(Quirks(decode_s=9.0)), budget="small")
+    assert len(found.streams) == 1
+    assert found.verdict.cause == "decode-bound"
+
+
 def test_stop_is_heard_between_waves():
     asked = iter(range(99))
     found = diagnose.probe_target(SimulatedServer(), budget="small", should_stop=lambda: next(asked) > 4)
