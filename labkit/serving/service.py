@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from labkit import registry
+from labkit.decoding import drafters
 from labkit.engine import Engine
 from labkit.model.model import Model
 from labkit.model.step import Cancelled
@@ -59,7 +60,8 @@ class Service:
     >>> texts = [run.result().text for run in runs]                                # doctest: +SKIP
 
     ``capacity_tokens``: what prompt and answer of one request may come to together. ``max_waiting``: how many may
-    wait before ``TooBusy`` is raised. ``start=False`` leaves the steps to the caller (``step``), for tests.
+    wait before ``TooBusy`` is raised. ``drafter``: each request's next tokens are guessed, and checked in one step.
+    ``start=False`` leaves the steps to the caller (``step``), for tests.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Service:
         *,
         scheduler: Any = "continuous",
         kv_cache: Any = "paged",
+        drafter: Any = None,
         backend: Any = "auto",
         capacity_tokens: int | None = None,
         max_waiting: int = 1000,
@@ -85,6 +88,7 @@ class Service:
             n_sequences=self.scheduler.max_requests,
             kv_cache=kv_cache,
             backend=model.backend if backend == "auto" else backend,
+            drafter=None if drafter is None else drafters.choose(drafter, target=model),
         )
         self.engine.prepare()
         self.queues = Queues(self.engine, self.scheduler.max_requests)

@@ -119,6 +119,16 @@ def test_blocks_that_run_out_are_taken_from_the_last_and_given_back(model, alone
     assert_nothing_is_held(service)
 
 
+def test_guesses_change_no_token(model, alone):
+    prompts = ("one two three one two three one two", "abababababab")
+    service = Service(model, drafter="prompt-lookup", backend="reference", start=False)
+    requests = [service.submit(prompt, max_new_tokens=14) for prompt in prompts]
+    while service.step():
+        pass
+    assert [r.sequence.token_ids for r in requests] == [alone(prompt, 14, Sampling(), 0) for prompt in prompts]
+    assert_nothing_is_held(service)
+
+
 def test_ten_thousand_requests_with_cancels_leak_nothing(model, bookkeeping):
     chance = random.Random(5)
     service = Service(
