@@ -238,7 +238,7 @@ def main() -> None:
                 save_file({name: t.half().contiguous() for name, t in model.state_dict().items()}, str(part))
                 part.rename(path)
     if args.out is None:
-        rows = [measured(kind, seed) for kind in args.kinds for seed in args.seeds]
+        rows = [measured(kind, seed) for kind in args.kinds for seed in toys.seeds(kind) if seed in args.seeds]
         print("kind     seed  cache bytes  recall of " + "  ".join(f"{n:>4} facts" for n in LOADS))
         for row in rows:
             shares = "  ".join(f"{row[f'recall_{n}']:>10.1%}" for n in LOADS)
