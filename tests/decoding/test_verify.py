@@ -124,7 +124,7 @@ def test_greedy():
 
 def test_what_a_drafter_draws_is_forgotten():
     sampler = Sampler(Sampling(1.0, repetition_penalty=1e6), seed=0, device="cpu")
-    logits = torch.tensor([1.0, 1.0, 1.0])
+    logits = torch.tensor([30.0, 30.0, 30.0])  # less the penalty: as good as impossible
     sampler.remember([0])
     with sampler.aside():
         drawn = {sampler.draw(logits)[0] for _ in range(2)}
