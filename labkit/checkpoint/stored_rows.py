@@ -137,7 +137,11 @@ def put_in(
             transformer.head = linear
         transformer.embedding = PackedEmbedding(linear, dtype)
     # names that a plain model of this shape has no tensors for any more
-    held = [at for at, module in transformer.named_modules() if isinstance(module, PackedLinear | PackedEmbedding)]
+    held = [
+        at
+        for at, module in transformer.named_modules(remove_duplicate=False)
+        if isinstance(module, PackedLinear | PackedEmbedding)
+    ]
     return {name for name in transformer.state_dict() if name.rpartition(".")[0] in held}
 
 
