@@ -205,7 +205,7 @@ def test_without_a_folder_each_process_compiles(compiler, monkeypatch):
     counted = []
     machine_code.load(counted.append)
     assert compiler == list(machine_code.SIGNATURES)
-    assert counted == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert counted == list(range(1, len(machine_code.SIGNATURES) + 1))
     assert machine_code.address(compiler[2]) == 3
 
 
