@@ -44,8 +44,9 @@ _ROOMS = {
     "labkit.pipeline": ("Completion", "Pipeline", "Run"),
     "labkit.registry": ("ComponentInfo", "components"),
     "labkit.serving": (),
-    "labkit.serving.remote": ("Remote",),
 }
+_ON_DEMAND = {"Remote": "labkit.serving.remote"}
+"""What only those need who talk to a server: it brings an HTTP client, which takes longer to import than the rest."""
 
 
 def __getattr__(name: str) -> Any:
@@ -57,6 +58,8 @@ def __getattr__(name: str) -> Any:
         return import_module("labkit.diagnose")
     if name not in __all__:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    if name in _ON_DEMAND:
+        return getattr(import_module(_ON_DEMAND[name]), name)
     for room, names in _ROOMS.items():
         module = import_module(room)
         globals().update({each: getattr(module, each) for each in names})

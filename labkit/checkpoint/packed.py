@@ -50,6 +50,10 @@ def layout_of(values: Any, name: str) -> Layout:
     """From ``quantization_config``. Raises ValueError that says what is not read and what is."""
     config = Settings(values if isinstance(values, Mapping) else {"quant_method": str(values)})
     method = config.get("quant_method")
+    if method in ("gptq", "awq") and config.get("bits") is None:
+        raise ValueError(
+            f"{name} holds packed weights ({method}), but its quantization_config does not say how many bits."
+        )
     if method == "gptq":
         v2 = config.get("checkpoint_format", "gptq") == "gptq_v2"
         return Layout("gptq", _bits(config, "bits", name), _group(config), 0 if v2 else 1)

@@ -152,7 +152,7 @@ def test_missing_unexpected_and_wrong_shaped_tensors_are_named(folder):
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
         ({"hidden_act": "xielu"}, "activation 'xielu' is not supported"),
         ({"rope_scaling": {"rope_type": "mrope"}}, "'mrope' is not supported: labkit knows linear"),
-        ({"model_type": "mamba"}, "architecture 'mamba' is not supported. labkit runs gemma2.*llama"),
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported. labkit runs .*gemma2.*llama"),
         ({"model_type": None}, "architecture None"),
         ({"quantization_config": {"quant_method": "gptq"}}, "packed weights"),
     ],

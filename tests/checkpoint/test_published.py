@@ -50,7 +50,8 @@ def small_config(name: str) -> dict:
 
 def test_there_are_enough():
     assert len(SHAPES) + len(ENDS) >= 50
-    assert {shape["model_type"] for shape in SHAPES.values()} == set(supported())
+    elsewhere = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "v4_hybrid"}  # tests/checkpoint/test_translate.py
+    assert {shape["model_type"] for shape in SHAPES.values()} == set(supported()) - elsewhere
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -165,11 +165,11 @@ def test_a_temperature_at_either_end_draws_a_token(temperature):
         ({"temperature": -0.1}, "temperature=-0.1: must be 0 or more"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": float("inf")}, "temperature=inf"),
-        ({"top_k": -1}, "top_k=-1: must be 0"),
+        ({"top_k": -1}, "top_k=-1: must be a whole number, 0"),
         ({"top_p": 0.0}, r"top_p=0.0: must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p=1.5"),
         ({"min_p": -0.2}, "min_p=-0.2: must be between 0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0: must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0: must be between 1e-6 and 1e6"),
     ],
 )
 def test_values_out_of_range_say_the_range(wrong, rule):

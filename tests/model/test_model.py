@@ -57,7 +57,7 @@ def test_ids_must_be_a_flat_list(model, ids):
 
 @pytest.mark.parametrize("wrong", [-1, 96])
 def test_ids_must_be_in_the_vocabulary(model, wrong):
-    with pytest.raises(ValueError, match=rf"token id {wrong} is outside the vocabulary \(0 to 95\)"):
+    with pytest.raises(ValueError, match=rf"token {wrong} is not in the vocabulary of 96 \(0 to 95\)"):
         model([5, wrong])
 
 
@@ -81,7 +81,8 @@ def test_bfloat16_stays_near_float32(name):
         got = narrow(ids, NoCache(ours.cache_entries, capacity_tokens=12, dtype=torch.bfloat16))
     assert got.dtype == torch.bfloat16
     similarity = torch.nn.functional.cosine_similarity(got.float(), want, dim=-1)
-    n_moved = 12 if "moe" in name or name == "mixtral" else 0  # rounding may send a token to other experts
+    mixture = "moe" in name or name == "mixtral" or name.startswith("deepseek")
+    n_moved = 12 if mixture else 0  # rounding may send a token to other experts
     assert similarity.median() > 0.99
     assert similarity.sort().values[min(n_moved, 11)] > 0.97
 

@@ -23,6 +23,8 @@ from labkit.ui.session import shelf
 TURNS = 3
 N_TOKENS = 24
 STORED = "as stored"
+DTYPE = "bf16"
+"""Of everything that is not packed: in 32 bits two forms of the model would not fit a small machine."""
 TRIED = ("int8", "int4")
 """Weights that the search for a budget tries, beside the file's own."""
 MARGIN = 1.2
@@ -58,7 +60,7 @@ def prompts() -> dict[str, str]:
 def try_setting(job: Any, *, weights: str, kv_cache: str, request: str, turns: int = TURNS) -> Setting:
     """Run the request ``turns`` times; the first run, which warms up, is not counted."""
     job.progress(-1, f"loading: weights {weights}")
-    model = shelf.get(weights=None if weights == STORED else weights)
+    model = shelf.get(dtype=DTYPE, weights=None if weights == STORED else weights)
     pipeline = labkit.Pipeline(model, kv_cache=kv_cache)
     ttft, itl, memory = [], [], []
     for turn in range(turns + 1):
@@ -126,7 +128,9 @@ def measure_budget(lab: Any, job: Any) -> Result:
         summary += " Other programs were busy meanwhile: run it again when they are done."
     rows = [{"weights": name, **found[name], "tok/s": speed[name]} for name in names]
     data = {"budget": budget, "gain": gain, "figures": found}
-    return Result(figure, rows, summary, "Measured just now, contiguous cache, medians of 3", data=data)
+    return Result(
+        figure, rows, summary, "Measured just now in 16-bit numbers (bf16), contiguous cache, medians of 3", data=data
+    )
 
 
 def budget_panel(lab: Any, guess: Any = None) -> Experiment:
