@@ -250,6 +250,7 @@ def traits_of(class_name: str) -> set[str]:
         "LabApp": "jupyterlab.labapp",
         "Voila": "voila.app",
         "VoilaConfiguration": "voila.configuration",
+        "VoilaExecutor": "voila.execute",
         "MappingKernelManager": "jupyter_server.services.kernels.kernelmanager",
     }
     return set(getattr(import_module(modules[class_name]), class_name).class_trait_names())

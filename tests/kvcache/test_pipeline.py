@@ -96,10 +96,10 @@ def test_switching_mid_run(model, oracle, before, after):
 def test_switching_back_and_forth_between_given_tokens(model, oracle, monkeypatch):
     take = Engine._take
 
-    def take_and_switch(engine, sequence, token_ids):
-        take(engine, sequence, token_ids)
-        if sequence.n_new in (10, 30):
-            engine.use_cache("contiguous" if sequence.n_new == 10 else "none")
+    def take_and_switch(engine, feed, output):
+        take(engine, feed, output)
+        if feed.sequence.n_new in (10, 30):
+            engine.use_cache("contiguous" if feed.sequence.n_new == 10 else "none")
 
     monkeypatch.setattr(Engine, "_take", take_and_switch)
     pipeline = Pipeline(model, kv_cache="none", backend="reference")

@@ -20,6 +20,8 @@ class Words:
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
+    encode_prompt = encode
+
     def decode(self, ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
@@ -78,7 +80,7 @@ def test_bad_input(monkeypatch):
         look_inside(model, [5], layers=[7])
     with pytest.raises(ValueError, match="non-empty"):
         look_inside(model, "")
-    with pytest.raises(ValueError, match="token id 96 is outside the vocabulary"):
+    with pytest.raises(ValueError, match="token 96 is not in the vocabulary"):
         look_inside(model, [5, 96])
     monkeypatch.setattr("labkit.model.watch.MAX_MAP_BYTES", 8 * 4 * 10**2)
     with pytest.raises(ValueError, match=r"3 layers over 10 tokens .* choose at most 1 layers"):
