@@ -19,6 +19,7 @@ import argparse
 import time
 from collections.abc import Callable
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 
@@ -27,7 +28,12 @@ from labkit import backends, registry
 from labkit.backends import compiled
 from labkit.perf.timer import Timer
 
-FORMS = {"fp32": {"dtype": "fp32"}, "bf16": {"dtype": "bf16"}, "int8": {"weights": "int8"}, "int4": {"weights": "int4"}}
+FORMS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "fp32"},
+    "bf16": {"dtype": "bf16"},
+    "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
+}
 KINDS = ("contiguous", "paged", "int8", "int4", "sliding")
 _models: dict[str, labkit.Model] = {}
 

@@ -123,7 +123,7 @@ def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new
         cache = ContiguousCache(
             transformer.cache_entries, capacity_tokens=n_prompt + 8 * n_new, device="cuda", dtype=model.dtype
         )
-        step = backends.bind("cuda-graph", transformer=transformer, cache=cache)[1]
+        step: Any = backends.bind("cuda-graph", transformer=transformer, cache=cache)[1]
         if step.computed_by != "cuda-graph":
             raise RuntimeError(step.reason)
         ids = torch.randint(0, model.config.vocab_size, (n_prompt,), device="cuda")

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 """Recall against compression: train the tiny models of lesson 12, or measure the trained ones.
 
     python benchmarks/recall.py                      # measure what lies in data/recall

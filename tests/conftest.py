@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
+
+with suppress(ImportError):
+    import setuptools  # noqa: F401 - torch.compile's; it refuses to come after Python's own distutils
 
 os.environ.setdefault("LABKIT_TEST", "1")  # widgets re-raise what they would otherwise show in a box
 torch.set_num_threads(min(2, os.cpu_count() or 1))

@@ -1,12 +1,15 @@
 """llama.cpp through the xllamacpp wheel, on the GGUF file as it is, its own timings."""
 
 import json
+from typing import Any
 
 from protocol import serve
 
 
 def load(options):
-    import xllamacpp as xlc
+    import xllamacpp
+
+    xlc: Any = xllamacpp
 
     params = xlc.CommonParams()
     params.model.path = options["gguf"]
