@@ -88,8 +88,8 @@ def test_no_more_than_free_memory_holds(monkeypatch):
 
     from tornado.web import HTTPError
 
+    monkeypatch.setenv(launch.VISITORS_VARIABLE, "0")  # another test may have set it for a server of its own
     manager = visitors.VisitorKernels()
-    monkeypatch.setenv(launch.VISITORS_VARIABLE, "0")
     monkeypatch.setattr(visitors, "VISITOR_BYTES", 1 << 60)
     with pytest.raises(HTTPError, match="one more was refused"):
         asyncio.run(manager.start_kernel())
