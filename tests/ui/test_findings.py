@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from labkit.ui import findings
 from labkit.ui.compare import Comparison, in_turn
 
-# What lessons 03, 05, 06, 07 and 08 measured on a fast machine (AVX-512, quiet), a slow one (two AVX2 cores) and a busy
-# one (the same, with two other programs at work): rounded recordings, by panel.
+# Made-up results of the kind that lessons 03, 05, 06 and 07 give on a fast machine, a slow one and a busy one,
+# chosen so that each branch of a sentence is taken. They are not recordings.
 MACHINES = {
     "fast": {
         "crossing": {"lengths": [128, 512, 1024], "crossing": None, "crossings": [], "counted_crossing": 1537},
