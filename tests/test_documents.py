@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -26,6 +27,28 @@ def test_links_lead_somewhere(document):
     relative = [link.split("#")[0] for link in links if not re.match(r"[a-z]+:|#", link)]
     missing = [link for link in relative if not (document.parent / link).exists()]
     assert not missing
+
+
+def headings(notebook: Path) -> set[str]:
+    """A notebook's headings as the ends of links to them, as JupyterLab writes them: spaces are dashes."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return {heading.strip().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, flags=re.M)}
+
+
+def test_each_statement_of_the_article_leads_to_where_it_is_measured():
+    text = (ROOT / "docs/article.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 20
+    lessons = set()
+    for _, statement, where, how, caveat, _ in rows:
+        links = re.findall(r"\]\(\.\./notebooks/([\w.]+)#([^)\s]+)\)", where)
+        assert len(links) == max(1, where.count("](")), f"{statement.strip()}: a link without a section"
+        assert all((how.strip(), caveat.strip())), f"{statement.strip()}: how, or the caveat, is missing"
+        for name, heading in links:
+            assert heading in headings(ROOT / "notebooks" / name), f"{statement.strip()}: {name} has no {heading}"
+            lessons.add(name[:2])
+    assert lessons == {f"{n:02}" for n in range(14)}, "every lesson but the capstone checks a statement"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
