@@ -245,7 +245,8 @@ class FusedStep:
         job[cells.HIDDEN] = x.ctypes.data if self._keep_hidden else 0
         sizes[[cells.N_NEW, cells.HELD, cells.OWN]] = n_new, where.held_at, where.own_floats
         sizes[cells.PIECES] = self._room_for_pieces(where)
-        job[cells.WORK] = _aligned(self._room(n_new, where))
+        room = self._room(n_new, where)  # ours until the job is done: another run may meanwhile give the model more
+        job[cells.WORK] = _aligned(room)
         self._launch(job, opened, alone=n_new <= memory.ALONE)
         return logits[:, :n_vocab]
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from labkit import backends
 from labkit.backends import fused as fused_backend
 from labkit.backends import fused_step as fused
 from labkit.kernels.cpu import linear
+from labkit.kernels.cpu.team import Team
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import Int4, Int8
@@ -83,6 +88,28 @@ def test_a_step_after_truncate_continues_from_there():
         other = cache_for(transformer)
         wanted = run(backends.ReferenceStep(transformer, other), torch.arange(7), (6, 1))[1:]
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_that_waits_for_its_turn_keeps_its_memory():
+    transformer = random_model(FAMILIES["llama"])
+    step = fused.FusedStep(transformer, cache_for(transformer), 1)
+    plan = step._plan
+
+    def compute():
+        with torch.inference_mode():
+            step(torch.arange(5), timer=NULL_TIMER, should_stop=lambda: False)
+
+    waiting = threading.Thread(target=compute)
+    plan.spare = None
+    with Team._turn:
+        waiting.start()
+        deadline = time.monotonic() + 30
+        while plan.spare is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        room, plan.spare = weakref.ref(plan.spare), None  # what a longer prompt on the same model does
+        gc.collect()
+        assert room() is not None
+    waiting.join()
 
 
 def test_phases_of_a_fused_step_cover_it():
