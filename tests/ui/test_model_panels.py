@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import labkit
 from labkit.checkpoint.random_weights import byte_vocabulary
 from labkit.model import Model, ModelConfig, Transformer
 from labkit.model.config import DenseFFN, GroupedAttention, Rope, uniform
@@ -103,6 +104,27 @@ def _normaliser(model: Model, layer: int, head: int, at: int) -> float:
         for i, p in enumerate(positions)
     ]
     return float(torch.cat(scores).logsumexp(0))
+
+
+@pytest.mark.parametrize("name", ["tiny-deepseek-v3", "tiny-hybrid", "tiny-qwen3"])
+def test_a_score_moves_with_one_token_alone_whatever_the_attention(name):
+    other = SimpleNamespace(model=labkit.load(f"random:{name}"))
+    layer = other.model.config.n_layers - 1
+    found = rope.measure(other, Job(), layer=layer, head=3, furthest=200, precision="float32").data
+    assert found["drift"] < 1e-3 * found["moved"]
+
+
+def test_attention_without_a_map_is_told_so():
+    latent = SimpleNamespace(model=labkit.load("random:tiny-deepseek-v3"))
+    latent.tokenizer = latent.model.tokenizer
+    with pytest.raises(ValueError, match="no map is kept"):
+        inside.measure(latent, Job(), prompt="Hello", layer=1, head=0, show="attention map")
+
+
+def test_a_model_that_turns_nothing_is_told_so():
+    gpt2 = SimpleNamespace(model=labkit.load("random:tiny-gpt2"))
+    with pytest.raises(ValueError, match="turns no query and no key"):
+        rope.measure(gpt2, Job(), layer=0, head=0, furthest=200, precision="float32")
 
 
 def test_neighbours_are_by_cosine(lab):

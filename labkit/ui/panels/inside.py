@@ -36,6 +36,11 @@ def _readable(token: str) -> str:
 
 
 def _map(inside: Inside, layer: int, head: int) -> Result:
+    if layer not in inside.attention:
+        raise ValueError(
+            f"layer {layer} of {inside.model.name} has latent or compressed attention, of which no map is kept: choose "
+            "another view, or a model with keys and values of its own."
+        )
     weights, labels = inside.attention[layer][head], _labels(inside)
     past = torch.ones_like(weights, dtype=torch.bool).tril()
     shown = torch.where(past, weights, torch.nan).cpu()

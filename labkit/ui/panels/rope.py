@@ -8,9 +8,10 @@ from typing import Any
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from labkit.kernels import ops
-from labkit.model.config import Rope, RopeScaling
+from labkit.model.config import CompressedAttention, GroupedAttention, LatentAttention, Rope, RopeScaling
 from labkit.model.rope import inverse_frequencies, turn
 from labkit.model.watch import look_inside
 from labkit.ui import html, theme
@@ -59,18 +60,51 @@ def embedding_size(model: Any) -> dict[str, Any]:
 # --- scores that move, and scores that do not
 
 
+def turned_by(model: Any, layer: int) -> tuple[Rope, int]:
+    """A layer's rotation, and the width of what it turns in a head.
+
+    Raises ValueError for a model that turns nothing."""
+    config = model.config.layers[layer].attention
+    if config.rope is None:
+        raise ValueError(f"{model.name} turns no query and no key (its positions are learned vectors): choose another.")
+    return config.rope, config.d_head if isinstance(config, GroupedAttention) else config.d_rope
+
+
+@torch.inference_mode()
 def query_and_key(model: Any, *, layer: int, head: int) -> tuple[Tensor, Tensor, int, int]:
     """The query of the sentence's last token and the key of its second, (1, 1, D) each, not yet turned, and their
-    positions. They are what layer ``layer`` makes of its own hidden states."""
+    positions. They are what layer ``layer`` makes of its own hidden states.
+
+    Latent and compressed attention turn a part of each head alone, and keep one key for all heads: it is that part."""
     inside = look_inside(model, SENTENCE, layers=[])
-    config = model.config.layers[layer].attention
-    block = model.transformer.layers[layer]
+    block, (_, width) = model.transformer.layers[layer], turned_by(model, layer)
     x = inside.hidden[layer]
     normed = block.attention_norm(x) if block.norms != "post" else x
-    group = head // (config.n_heads // config.n_kv_heads)
-    q = block.attention.q_proj(normed[-1:]).view(1, config.n_heads, config.d_head)[:, head : head + 1]
-    k = block.attention.k_proj(normed[1:2]).view(1, config.n_kv_heads, config.d_head)[:, group : group + 1]
-    return q.float(), k.float(), len(inside.token_ids) - 1, 1
+    module = block.attention
+    find = {GroupedAttention: _grouped, LatentAttention: _latent, CompressedAttention: _compressed}[type(module.config)]
+    q, k = find(module, normed[-1:], normed[1:2], head, width)
+    return q.float().view(1, 1, -1), k.float().view(1, 1, -1), len(inside.token_ids) - 1, 1
+
+
+def _grouped(module: Any, x_q: Tensor, x_k: Tensor, head: int, width: int) -> tuple[Tensor, Tensor]:
+    config = module.config
+    q, k = module.q_proj(x_q), module.k_proj(x_k)
+    if config.qk_norm == "full":
+        q, k = module.q_norm(q), module.k_norm(k)
+    q, k = q.view(config.n_heads, width)[head], k.view(config.n_kv_heads, width)
+    k = k[head // (config.n_heads // config.n_kv_heads)]
+    return (module.q_norm(q), module.k_norm(k)) if config.qk_norm == "head" else (q, k)
+
+
+def _latent(module: Any, x_q: Tensor, x_k: Tensor, head: int, width: int) -> tuple[Tensor, Tensor]:
+    config = module.config
+    q = module.q_proj(x_q) if config.d_query is None else module.q_b_proj(module.q_a_norm(module.q_a_proj(x_q)))
+    return q.view(config.n_heads, config.d_head)[head, -width:], module.kv_a_proj(x_k)[0, -width:]
+
+
+def _compressed(module: Any, x_q: Tensor, x_k: Tensor, head: int, width: int) -> tuple[Tensor, Tensor]:
+    q = module.q_b_proj(module.q_a_norm(module.q_a_proj(x_q))).view(module.config.n_heads, -1)[head]
+    return rms_norm(q, q.shape, eps=module.eps)[-width:], module.kv_norm(module.kv_proj(x_k))[0, -width:]
 
 
 def rotated_score(rope: Rope, q: Tensor, k: Tensor, q_position: Tensor, k_position: Tensor) -> Tensor:
@@ -95,7 +129,7 @@ def rotated_score(rope: Rope, q: Tensor, k: Tensor, q_position: Tensor, k_positi
 def measure(lab: Any, job: Any, *, layer: int, head: int, furthest: int, precision: str) -> Result:
     """One score, while both tokens move together, and while only the query moves."""
     job.progress(-1, "reading the sentence")
-    rope = lab.model.config.layers[layer].attention.rope
+    rope, _ = turned_by(lab.model, layer)
     q, k, at_q, at_k = query_and_key(lab.model, layer=layer, head=head)
     shifts = torch.linspace(0, furthest, 161).round().unique()
     dtype = PRECISIONS[precision]
@@ -151,8 +185,8 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
 
     config = lab.model.config
     fields = {
-        "layer": slider("Layer", 0, config.n_layers - 1, 12, width="190px"),
-        "head": slider("Head", 0, config.n_heads - 1, 3, width="190px"),
+        "layer": slider("Layer", 0, config.n_layers - 1, min(12, config.n_layers - 1), width="190px"),
+        "head": slider("Head", 0, config.n_heads - 1, min(3, config.n_heads - 1), width="190px"),
         "furthest": slider("Largest shift", 16, 8000, 256, step=16, width="200px"),
         "precision": choice("Angles computed in", list(PRECISIONS), "float32"),
     }
