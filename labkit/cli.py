@@ -142,11 +142,18 @@ def demo(
     max_visitors: Annotated[
         int, typer.Option(min=0, help="Most pages at once, about 500 MB each; 0: as many as free memory holds.")
     ] = 0,
+    engine: Annotated[
+        str | None, typer.Option(help="A labkit serve that all pages share (demo_together.ipynb): its address.")
+    ] = None,
 ) -> None:
     """Show the switchboard alone, full page, with Voila."""
     from labkit import launch
 
     path = launch.notebook_path(notebook)
+    if engine is not None:
+        from labkit.serving.remote import ENGINE_VARIABLE
+
+        os.environ[ENGINE_VARIABLE] = engine
     print(f"Starting Voila on {path.name} (Ctrl-C ends it; a page's kernel ends soon after the page is closed) ...")
     raise typer.Exit(
         launch.become(launch.voila_command(path, port=port, open_browser=browser, max_visitors=max_visitors))

@@ -27,6 +27,8 @@ from labkit.pipeline import as_sampling
 from labkit.run import Completion, Run
 from labkit.sequence import check_max_new_tokens
 
+ENGINE_VARIABLE = "LABKIT_ENGINE"
+"""The address of an engine that all visitors of a demo share."""
 FINISH = {"stop": "stop", "eos_token": "stop", "stop_sequence": "stop", "abort": "cancelled"}
 
 

@@ -196,10 +196,13 @@ def measure_recall(job: Any, *, n_facts: int) -> Result:
     figure.add_hline(y=1 / toys.N_VALUES, line={"color": theme.GREY, "dash": "dot", "width": 1.5})
     best = max(rows, key=lambda row: row["recall"])
     worst = min((row for row in rows if row["attention"] != LABELS["sliding"]), key=lambda row: row["recall"])
+    luck = max(rows, key=lambda row: row["highest"] - row["lowest"])
+    apart = 100 * (luck["highest"] - luck["lowest"])
     summary = (
         f"A toy, with {n_facts} facts in 64 tokens: {best['attention']} answers {best['recall']:.0%} rightly. Of those "
         f"that keep something of every token, {worst['attention']} recalls least, {worst['recall']:.0%}. The dotted "
-        "line is guessing; small marks are single training runs, bars reach from the lowest to the highest."
+        "line is guessing; small marks are single training runs, bars reach from the lowest to the highest. Luck in "
+        f"training counts most for {luck['attention']}: {luck['training runs']} runs, {apart:.0f} points apart."
     )
     return Result(figure, rows, summary, "Toy models, measured on this machine", data=data | {"n_facts": n_facts})
 
