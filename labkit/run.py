@@ -19,6 +19,8 @@ class Completion:
     token_ids: list[int]
     finish_reason: str
     trace: Trace
+    prompt_ids: tuple[int, ...] = ()
+    """As the model read it, with what a template or the tokenizer put around the text; empty from another machine."""
 
 
 class Read(Protocol):

@@ -157,7 +157,8 @@ class Sequence:
         if self.ended.is_set():
             return
         if trace is not None and self.finish_reason is not None:
-            self.completion = Completion("".join(self.text), self.token_ids, self.finish_reason, trace)
+            said, prompt_ids = "".join(self.text), tuple(self.ids[: self.n_prompt])
+            self.completion = Completion(said, self.token_ids, self.finish_reason, trace, prompt_ids)
         self.error = error
         self.ended.set()
         self.pieces.put(None)

@@ -9,7 +9,7 @@ from its name; one that makes a run slower says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from labkit.kvcache.sliding import Sliding
 from labkit.model.config import DTYPES, ModelConfig
 from labkit.perf import formats, hardware
 from labkit.perf import rates as rates_module
+from labkit.perf.drafting import Outlook, drafted
 from labkit.perf.forecast import Estimate, Forecast, StageForecast, forecast
 from labkit.perf.machine import Machine
 from labkit.perf.probe import Engine
@@ -41,7 +42,7 @@ class Switch:
     """One change, and what the run would be with it."""
 
     changes: dict[str, Any]
-    """Keyword -> value: dtype and weights for ``load``, kv_cache and backend for ``Pipeline``."""
+    """Keyword -> value: dtype and weights for ``load``, kv_cache, backend and drafter for ``Pipeline``."""
     forecast: Forecast
     gains: dict[str, float]
     """Goal -> how many times better than now: 2.0 halves it, 0.5 doubles it."""
@@ -52,6 +53,13 @@ class Switch:
     @property
     def label(self) -> str:
         return ", ".join(f"{name}={_name(value)!r}" for name, value in self.changes.items())
+
+    @property
+    def basis(self) -> str:
+        """What the forecast stands on."""
+        if "drafter" in self.changes:
+            return "measured rates, and its guesses at this answer"
+        return "measured rates" if self.measured else "bytes and FLOPs only"
 
     @property
     def reloads(self) -> bool:
@@ -87,12 +95,14 @@ def what_would_help(
     n_new_tokens: int = 64,
     goal: str = "wall",
     machine: Machine | None = None,
+    outlooks: Sequence[Outlook] = (),
     progress: Progress | None = None,
     budget_s: float = BUDGET_S,
 ) -> Advice:
     """Forecast the run under each other switch, and under the best of each kind together.
 
-    goal   wall (the whole run), ttft, itl or memory: what the ranking is by.
+    goal      wall (the whole run), ttft, itl or memory: what the ranking is by
+    outlooks  what drafters would have guessed of this run's text; without them no drafter is forecast
 
     A call measures engines that are not known yet for ``budget_s`` seconds, the most promising first (``progress`` says
     which), and estimates the rest; another call goes on where it ended. Raises ValueError for an unknown goal.
@@ -140,6 +150,11 @@ def what_would_help(
         add(guess.changes)
         longest = max(longest, time.perf_counter() - start)
     together = _best_of_each_kind(found, goal)
+    if outlooks and machine.measured:
+        rates = rates_module.rates(config, engine)
+        for name in dict.fromkeys(outlook.drafter for outlook in outlooks):
+            then = drafted(config, now, rates, [outlook for outlook in outlooks if outlook.drafter == name])
+            found.append(switch({"drafter": name}, then, measured=True))
     if len(together) > 1:
         say(1.0, f"forecasting {_label(together)}")
         if known(together) or time.perf_counter() - began + longest <= budget_s:
@@ -238,7 +253,7 @@ def _row(label: str, found: Forecast, switch: Switch | None) -> dict[str, Any]:
         "memory MB": found.memory.total_bytes / 1e6,
         "times faster": switch.gains["wall"] if switch else 1.0,
         "tokens": "as now" if switch is None or switch.lossless else "may change",
-        "from": "measured rates" if switch is None or switch.measured else "bytes and FLOPs only",
+        "from": switch.basis if switch else "measured rates",
     }
 
 

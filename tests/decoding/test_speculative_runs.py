@@ -7,8 +7,9 @@ import torch
 
 import labkit
 from labkit import Pipeline, Sampling, registry
-from labkit.decoding import DraftModel
+from labkit.decoding import DraftModel, PromptLookup
 from labkit.decoding.drafters import Draft
+from labkit.decoding.replay import replay
 from labkit.kvcache.paged import Paged
 from labkit.kvcache.quantized_kinds import Int8
 from labkit.kvcache.sliding import Sliding
@@ -235,3 +236,18 @@ def test_vocabularies_must_be_the_same(target):
         Pipeline(target, drafter="draft-model")
     with pytest.raises(ValueError, match=r"unknown drafter 'no'.*prompt-lookup"):
         Pipeline(target, drafter="no")
+
+
+@pytest.mark.parametrize("n_draft", [1, 3, 8])
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=0.8, top_k=20)])
+def test_a_replay_takes_the_rounds_that_the_run_takes(target, n_draft, sampling):
+    lookup = PromptLookup(n_draft=n_draft)
+    plain, drafted = (run(target, drafter=drafter, sampling=sampling, seed=3) for drafter in (None, lookup))
+    ids = [*plain.prompt_ids, *plain.token_ids]
+    (found,) = replay(ids, len(plain.prompt_ids), lookup)
+    taken = drafted.trace.meta["speculation"]["rounds"]
+    assert list(found.rounds) == [(len(r["proposed"]), r["n_accepted"] + 1) for r in taken]
+
+
+def test_a_completion_says_what_the_model_read(target):
+    assert run(target).prompt_ids == tuple(target.tokenizer.encode_prompt(PROMPT))

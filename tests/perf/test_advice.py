@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 import labkit.quant  # noqa: F401 - registers the packed formats
 from labkit.perf import advice, forecast
+from labkit.perf.drafting import Outlook
 from labkit.perf.machine import Machine, Rate, sheet
 from labkit.perf.probe import Engine
 from labkit.perf.rates import Rates
@@ -55,6 +57,27 @@ def test_a_switch_that_hurts_says_so(rates_by_engine: None) -> None:
     assert by_label["kv_cache='none'"].gains["wall"] < 0.5
     assert by_label["backend='fused'"].lossless
     assert not by_label["kv_cache='int8'"].lossless
+
+
+def test_a_drafter_is_forecast_from_its_rounds_on_this_text(rates_by_engine: None) -> None:
+    """Hand count: one round of 3 guesses yields 4 tokens, another yields one; 1 weight costs 0.5 ns, 4 together cost
+    by the logarithmic line through (1, 0.5) and (256, 5): 0.5 * 10 ** (ln 4 / ln 256) = 0.8891 ns."""
+    found = ask(goal="itl", outlooks=[Outlook("prompt-lookup", [(3, 4), (3, 1)], 1e-6)])
+    switch = next(s for s in found.switches if s.changes == {"drafter": "prompt-lookup"})
+    decode = found.now.decode.phases
+    more = 10 ** (math.log(4) / math.log(256)) - 1
+    attention_weights = 30 * (576 * 576 * 2 + 576 * 192 * 2)
+    products = decode["ffn"].forecast_s - decode["ffn"].overhead_s + decode["lm_head"].forecast_s
+    check = found.now.itl.value + more * (products + attention_weights * 0.5e-9)
+    assert switch.forecast.itl.value == pytest.approx((2 * check + 6e-6) / 5, rel=0.01)
+    assert switch.lossless
+
+
+def test_a_drafter_that_never_hits_is_as_it_is(rates_by_engine: None) -> None:
+    found = ask(outlooks=[Outlook("prompt-lookup", [(3, 1)] * 20, 1e-6)])
+    switch = next(s for s in found.switches if "drafter" in s.changes)
+    assert switch.gains["itl"] == pytest.approx(1.0)
+    assert switch not in (found.best,)
 
 
 def test_memory_is_a_goal_of_its_own(rates_by_engine: None) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import ipywidgets as w
 
+from labkit.decoding.replay import replay
 from labkit.perf import advice as advising
 from labkit.perf import hardware
 from labkit.perf import rates as rates_module
+from labkit.perf.drafting import Outlook
 from labkit.perf.forecast import Forecast, forecast
 from labkit.perf.probe import Engine, engine_of
 from labkit.perf.trace import Trace
@@ -40,6 +42,7 @@ class AdviceCard:
         self._model: Any = None
         self._engine: Engine | None = None
         self._trace: Trace | None = None
+        self._ids: tuple[list[int], int] | None = None
         self._before: tuple[str, Forecast, Trace] | None = None
         self.error, self.status = ErrorBox(), StatusLine()
         self.runner = Runner(on_tick=self._tick, on_end=self._end)
@@ -75,6 +78,8 @@ class AdviceCard:
     def finished(self, settings: Settings, completion: Completion) -> None:
         """Explain at once when nothing needs measuring for it."""
         self._trace = completion.trace if completion.trace.n_tokens else None
+        drafts = settings.pipeline.get("drafter") is not None
+        self._ids = None if drafts else ([*completion.prompt_ids, *completion.token_ids], len(completion.prompt_ids))
         self._lock(False)
         self.table.value = self.diagnosis.value = ""
         if self._trace is None:
@@ -94,7 +99,7 @@ class AdviceCard:
     def advise(self) -> None:
         """Forecast every other switch."""
         config, engine, trace = self._subject()
-        goal, n_new = self.goal.value, trace.n_tokens
+        goal, n_new, ids = self.goal.value, trace.n_tokens, self._ids
 
         def work(job: Job) -> advising.Advice:
             return advising.what_would_help(
@@ -103,6 +108,7 @@ class AdviceCard:
                 n_prompt_tokens=trace.n_prompt_tokens,
                 n_new_tokens=n_new,
                 goal=goal,
+                outlooks=[Outlook("prompt-lookup", r.rounds, r.guess_s) for r in replay(*ids)] if ids else (),
                 progress=job.progress,
             )
 
