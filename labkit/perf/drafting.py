@@ -3,7 +3,7 @@
     round of n guesses   n guesses + one step over n + 1 tokens: their products together, the cache read once
     time a token         all rounds' time / all rounds' tokens
 
-Which guesses hold depends on the text, so nothing is forecast without a text (``decoding.replay`` reads the last run's).
+Which guesses hold depends on the text: nothing is forecast without one (``decoding.replay`` reads the last run's).
 """
 
 from __future__ import annotations
