@@ -29,8 +29,9 @@ from labkit.backends import compiled
 from labkit.perf.timer import Timer
 
 FORMS: dict[str, dict[str, Any]] = {
-    "fp32": {"dtype": "fp32"},
-    "bf16": {"dtype": "bf16"},
+    "fp32": {"dtype": "fp32", "weights": "plain"},
+    "bf16": {"dtype": "bf16", "weights": "plain"},
+    "stored": {"weights": "stored"},
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4"},
 }

@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _engine_rows(engine: Engine, lengths: tuple[int, ...], n_new: int, options: Any) -> list[Row]:
-    model = labkit.load(MODEL, device="cpu", dtype=engine.dtype, weights=engine.weights)
+    model = labkit.load(MODEL, device="cpu", dtype=engine.dtype, weights=engine.weights or "plain")
     pipeline = labkit.Pipeline(model, kv_cache=engine.kv_cache, backend=engine.backend)
     backends.prepare(engine.backend)
     pipeline.generate("Once", max_new_tokens=2)

@@ -65,7 +65,7 @@ def runs() -> dict[str, str]:
     import labkit
     from labkit import registry
 
-    model = labkit.load(SMALL, device="cuda", dtype="fp32")
+    model = labkit.load(SMALL, device="cuda", dtype="fp32", weights="plain")
 
     def tokens(**switches: Any) -> Any:
         done = labkit.Pipeline(model, **switches).generate(PROMPT * 20, max_new_tokens=40, ignore_eos=True)
@@ -110,7 +110,7 @@ def measure(name: str, weights: Any, dtype: str, limits: dict[str, float], n_new
     from labkit.kvcache.contiguous import ContiguousCache
     from labkit.perf.timer import NULL_TIMER
 
-    model = labkit.load(name, device="cuda", dtype=dtype, weights=weights)
+    model = labkit.load(name, device="cuda", dtype=dtype, weights=weights or "plain")
     transformer = model.transformer
     never = {"timer": NULL_TIMER, "should_stop": lambda: False}
     row: dict[str, Any] = {"model": name, "weights": weights or dtype}

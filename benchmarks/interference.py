@@ -90,7 +90,7 @@ def pipeline_turnout(pipeline: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", default=None)
+    parser.add_argument("--weights", default="plain")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--share", nargs="*", type=float, default=[0.0, 0.6, 0.9])
     parser.add_argument("--rounds", type=int, default=3)

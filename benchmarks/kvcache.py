@@ -117,7 +117,7 @@ def step(rounds: int) -> list[dict[str, Any]]:
     """A whole decode step of SmolLM2-135M at 4,096 tokens of context, by kind and dtype."""
     rows = []
     for dtype_name in ("fp32", "bf16"):
-        model = labkit.load(dtype=dtype_name, backend="reference")
+        model = labkit.load(dtype=dtype_name, backend="reference", weights="plain")
         layers = model.transformer.cache_entries
         kinds = {"contiguous": "contiguous", "paged": "paged", "int8": "int8", "int4": "int4"}
         caches = {name: filled(kind, layers, 4096, model.dtype) for name, kind in kinds.items()}
@@ -148,7 +148,7 @@ def step(rounds: int) -> list[dict[str, Any]]:
 def speedup(rounds: int) -> list[dict[str, Any]]:
     """With against without a cache. A step without one is a pass over the whole text: timed at nine lengths and summed
     over the lengths between (thousands of them would take hours). With one, steps are timed at the same lengths."""
-    model = labkit.load(dtype="fp32", backend="reference")
+    model = labkit.load(dtype="fp32", backend="reference", weights="plain")
     layers = model.transformer.cache_entries
     lengths = (8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     without, cached = [], []
@@ -208,7 +208,7 @@ def _between(xs: tuple[int, ...], ys: list[float], x: int) -> float:
 
 def flat(rounds: int) -> list[dict[str, Any]]:
     """One run of 1,000 new tokens: what a token costs outside attention must not depend on how many came before."""
-    model = labkit.load(dtype="fp32", backend="reference")
+    model = labkit.load(dtype="fp32", backend="reference", weights="plain")
     rows = []
     for kind in ("contiguous", "paged", "int8"):
         done = labkit.Pipeline(model, kv_cache=kind, backend="reference").generate(
@@ -234,7 +234,7 @@ def flat(rounds: int) -> list[dict[str, Any]]:
 
 def quality(rounds: int) -> list[dict[str, Any]]:
     """Perplexity and logits on the prose of Python's own manual, in windows of 1,024 tokens and in one of 4,096."""
-    model = labkit.load(dtype="fp32", backend="reference")
+    model = labkit.load(dtype="fp32", backend="reference", weights="plain")
     ids = model.tokenizer.encode("\n".join(topics.topics.values())[:120_000])
     choices = {
         "int8": Int8(),

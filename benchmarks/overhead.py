@@ -89,7 +89,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     backends.prepare("fused")
     rows = []
-    for weights in (None, "int8", "int4"):
+    for weights in ("stored", "plain", "int8", "int4"):
         model = labkit.load(weights=weights)
         for backend in ("reference", "fused"):
             n_steps = options.steps if backend == "fused" else max(options.steps // 3, 10)
@@ -97,7 +97,7 @@ def main() -> None:
             pipeline = labkit.Pipeline(model, backend=backend)
             trace = pipeline.generate("The history of the steam engine", max_new_tokens=32, ignore_eos=True).trace
             rows.append(
-                {"weights": weights or "as stored", "backend": backend, "off_ms": off * 1e3,
+                {"weights": weights, "backend": backend, "off_ms": off * 1e3,
                  "on_ms": on * 1e3, "cost": on / off - 1, "coverage": trace.coverage}
             )  # fmt: skip
             print(
@@ -105,7 +105,13 @@ def main() -> None:
                 f"timer {rows[-1]['cost']:+.2%}, coverage {trace.coverage:.2%}"
             )
     loads = []
-    for arguments in ("", "dtype='fp32'", "dtype='bf16'", "weights='int8'", "weights='int4'"):
+    for arguments in (
+        "",
+        "weights='plain', dtype='fp32'",
+        "weights='plain', dtype='bf16'",
+        "weights='int8'",
+        "weights='int4'",
+    ):
         load_s, peak = cold_load(arguments)
         loads.append({"options": arguments, "load_s": load_s, "peak_bytes": peak})
         print(f"labkit.load({arguments}) in a fresh process: {load_s:.2f} s, peak memory {peak / 1e6:.0f} MB")

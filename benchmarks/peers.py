@@ -96,9 +96,10 @@ def contenders(n_threads: int, context: int) -> list[Peer]:
         Peer("labkit int4 g64", "labkit", {**ours, "weights": "int4"}),
         Peer("labkit int8", "labkit", {**ours, "weights": "int8"}),
         Peer("labkit w8a8, bf16", "labkit", {**ours, "weights": "w8a8", "dtype": "bf16"}),
-        Peer("labkit as stored, auto dtype", "labkit", ours),
-        Peer("labkit bf16", "labkit", {**ours, "dtype": "bf16"}),
-        Peer("labkit reference", "labkit", {**ours, "backend": "reference"}),
+        Peer("labkit stored, the file's own blocks", "labkit", {**ours, "weights": "stored"}),
+        Peer("labkit unpacked, auto dtype", "labkit", {**ours, "weights": "plain"}),
+        Peer("labkit bf16", "labkit", {**ours, "weights": "plain", "dtype": "bf16"}),
+        Peer("labkit reference", "labkit", {**ours, "weights": "plain", "backend": "reference"}),
     ]
     if Path(folder).is_dir():
         peers += [

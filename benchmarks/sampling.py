@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=41)
     options = parser.parse_args()
-    model = labkit.load(backend="reference", device="cpu")
+    model = labkit.load(backend="reference", device="cpu", weights="plain")
     with torch.inference_mode():
         logits = model(model.tokenizer.encode("The best thing about rain is"))[-1].float()
     swept = np.ones(30_000_000)

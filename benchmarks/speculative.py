@@ -105,7 +105,7 @@ def _cache(model: Any, transformer: Any, n_tokens: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speculative decoding beside plain decoding.")
-    parser.add_argument("--weights", default=None)
+    parser.add_argument("--weights", default="plain")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--only", choices=list(CONFIGS))

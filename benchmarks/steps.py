@@ -61,8 +61,8 @@ class Bench:
         return took
 
 
-def _packed(name: str) -> str | None:
-    return None if name in ("fp32", "bf16") else name
+def _packed(name: str) -> str:
+    return "plain" if name in ("fp32", "bf16") else name
 
 
 def measure(name: str, kind: str, rounds: int) -> tuple[float, dict[str, dict[str, float]]]:
@@ -86,7 +86,9 @@ def measure(name: str, kind: str, rounds: int) -> tuple[float, dict[str, dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=["int4", "int8", "w8a8", "bf16", "fp32"])
+    parser.add_argument(
+        "--weights", nargs="+", default=list(WEIGHTS), choices=["stored", "int4", "int8", "w8a8", "bf16", "fp32"]
+    )
     parser.add_argument("--kv-cache", default="contiguous")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)

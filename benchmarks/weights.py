@@ -2,7 +2,7 @@
 
     python benchmarks/weights.py [--windows 3] [--length 1024] [--json FILE]
 
-Perplexity on the prose of Python's own manual, beside the weights as stored and read in float32; the mean divergence
+Perplexity on the prose of Python's own manual, beside unpacked weights in float32; the mean divergence
 and error of the logits; the share of places where the most likely token is the same. The prompt path computes, as in
 prefill: that is where W8A8 rounds activations too.
 """
@@ -23,7 +23,7 @@ from labkit.kvcache.contiguous import ContiguousCache
 from labkit.quant import W8A8, Int4, Int8
 
 CHOICES: dict[str, Any] = {
-    "as stored": None,
+    "unpacked": "plain",
     "int8": Int8(),
     "w8a8": W8A8(),
     "int4, groups of 32": Int4(group_size=32),
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    ids = labkit.load(dtype="fp32").tokenizer.encode("\n".join(topics.topics.values())[:120_000])
+    ids = labkit.load().tokenizer.encode("\n".join(topics.topics.values())[:120_000])
     windows = [ids[i * args.length : (i + 1) * args.length] for i in range(args.windows)]
     exact: list[torch.Tensor] = []
     rows = []
@@ -58,7 +58,7 @@ def main() -> None:
         loss, divergence, error, same, n = 0.0, 0.0, 0.0, 0, 0
         for idx, window in enumerate(windows):
             found = logits_of(model, window)[N_SKIPPED:-1]
-            if weights is None:
+            if weights == "plain":
                 exact.append(found.half())
             true, wanted = torch.tensor(window[N_SKIPPED + 1 :]), exact[idx].float()
             log_p, log_q = wanted.log_softmax(-1), found.log_softmax(-1)

@@ -18,10 +18,10 @@ torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 @pytest.fixture(scope="session")
 def default_model():
-    """SmolLM2-135M-Instruct in float32, weights as stored."""
+    """SmolLM2-135M-Instruct unpacked into float32."""
     import labkit
 
-    return labkit.load(dtype="fp32", device="cpu")
+    return labkit.load(dtype="fp32", device="cpu", weights="plain")
 
 
 @pytest.fixture(scope="session")

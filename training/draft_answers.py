@@ -158,7 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * options.minutes
-    model = labkit.load(dtype="fp32", backend="reference")
+    model = labkit.load(dtype="fp32", weights="plain", backend="reference")
     with torch.inference_mode():
         for name, limit in (("held-out", HELD_OUT_TOKENS), ("train", 1 << 60)):
             n_shards = len(list(options.out.glob(f"{name}-*.safetensors")))

@@ -218,7 +218,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     rng = random.Random(0)
-    model = labkit.load(dtype="fp32", backend="reference")
+    model = labkit.load(dtype="fp32", weights="plain", backend="reference")
     known: set[str] = set()
     train, held_out = read(options.data, "train", known), read(options.data, "held-out", set())
     path = options.out / "checkpoint.safetensors"

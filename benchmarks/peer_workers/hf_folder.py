@@ -31,7 +31,7 @@ def write(folder: Path) -> Path:
     from labkit.checkpoint.fetch import fetch_default
 
     folder.mkdir(parents=True, exist_ok=True)
-    model = labkit.load(dtype="bf16", device="cpu")
+    model = labkit.load(dtype="bf16", device="cpu", weights="plain")
     config, layer = model.config, model.config.layers[0]
     tensors = {"model.embed_tokens.weight": model.transformer.embedding.weight}
     for idx, block in enumerate(model.transformer.layers):

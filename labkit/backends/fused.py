@@ -16,9 +16,11 @@ from torch import Tensor
 from labkit.backends import fused_step
 from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Backend, Counts, Rows, Step
+from labkit.backends.storage import NUMBERS
 from labkit.kernels.cpu import plan
 from labkit.kernels.cpu.compilation import compilation
 from labkit.kernels.cpu.team import team
+from labkit.model.config import dtype_name
 from labkit.registry import register
 
 
@@ -88,6 +90,15 @@ class Fused(Backend):
 
     def why_not(self, transformer: Any, cache: Any) -> str | None:
         return fused_step.find(transformer, cache)[1]
+
+    def why_unpack(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cpu":
+            return f"there is no product of them on {device.type}"
+        if dtype not in NUMBERS:
+            return f"the compiled step does not compute in {dtype_name(dtype)}"
+        if any(layer.attention.kernels != "grouped" for layer in config.layers):
+            return "the compiled step does not know this attention"
+        return "the compiled step is not available here" if compilation().state == "failed" else None
 
     def prepare(self, timeout_s: float | None = 0.0) -> bool:
         return compilation().ready(timeout_s)

@@ -81,6 +81,11 @@ class Backend(ABC):
         """Why this model on this cache is left to the reference; None when it is not."""
         return None
 
+    def why_unpack(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why a file's own blocks had better be unpacked for a model of this ``config``; None: they are computed from
+        as they are (those that ``quant.block_groups`` knows)."""
+        return f"the {self.name} backend has no product of them"
+
     def prepare(self, timeout_s: float | None = 0.0) -> bool:
         """Begin in the background what must be done before the first step, wait for it at most ``timeout_s`` (None: as
         long as it takes); whether it is done."""

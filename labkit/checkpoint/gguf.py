@@ -14,7 +14,7 @@ import mmap
 import struct
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from labkit.checkpoint.stored_rows import StoredRows
-from labkit.quant.blocks import FORMATS, block_layout, dequantize
+from labkit.quant.blocks import block_layout, dequantize
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -95,20 +95,20 @@ class GGUFFile:
             del raw  # an exported buffer would keep the file from being closed
 
     def items(
-        self, dtype: torch.dtype = torch.float32, *, keep: bool = False
+        self, dtype: torch.dtype = torch.float32, *, keep: Collection[str] = ()
     ) -> Iterator[tuple[str, torch.Tensor | StoredRows]]:
         """Every tensor, one at a time, in the file's order. Vectors (norms, biases) come in float32: they are
-        small, and Gemma's norms must be shifted before they are rounded. ``keep``: matrices that the file packs come
-        as they are."""
+        small, and Gemma's norms must be shifted before they are rounded. ``keep``: the formats whose matrices come as
+        they are packed."""
         for name, info in self.tensors.items():
-            if keep and info.kind in FORMATS and len(info.shape) == 2:
+            if info.kind in keep and len(info.shape) == 2:
                 yield name, self.stored(name)
             else:
                 yield name, self.tensor(name, dtype if len(info.shape) > 1 else torch.float32)
 
-    def n_values(self, dtype: torch.dtype, *, keep: bool = False) -> int:
+    def n_values(self, dtype: torch.dtype, *, keep: Collection[str] = ()) -> int:
         """How many numbers of ``dtype`` take the memory that ``items`` will."""
-        kept = {name for name, info in self.tensors.items() if keep and info.kind in FORMATS and len(info.shape) == 2}
+        kept = {name for name, info in self.tensors.items() if info.kind in keep and len(info.shape) == 2}
         plain = sum(math.prod(info.shape) for name, info in self.tensors.items() if name not in kept)
         return plain + sum(self.tensors[name].nbytes for name in kept) // dtype.itemsize
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from labkit.checkpoint.translate import config_from_gguf, config_from_hf, tensor
 from labkit.model import Model
 from labkit.model.config import ModelConfig, dtype_name
 from labkit.model.transformer import Transformer
-from labkit.quant import WeightFormat
+from labkit.quant import WeightFormat, block_groups
 from labkit.quant.blocks import FORMATS
 from labkit.quant.calibrated import Calibrated
 from labkit.quant.format import replace_head
@@ -35,8 +35,8 @@ from labkit.quant.format import replace_head
 MAX_NAME_CHARS = 1024
 Loaded = tuple[Any, Any]
 """A transformer (None where nobody asked for it) and a tokenizer."""
-DEFAULT_WEIGHTS = "plain"
-"""What ``weights=None`` means."""
+DEFAULT_WEIGHTS = "stored"
+"""What ``weights=None`` means where the backend computes from it; elsewhere a GGUF file is unpacked."""
 
 
 class Target(NamedTuple):
@@ -48,8 +48,8 @@ class Target(NamedTuple):
     """Whether ggml's blocks stay as they are."""
     keep_groups: bool = False
     """Whether the matrices of a GPTQ, AWQ or compressed-tensors file stay packed."""
-    say: bool = False
-    """Whether to say what became of packed matrices: nobody has chosen."""
+    backend: backends.Backend | None = None
+    """Nobody has chosen how weights are held: what this one has no product of is unpacked, which is said."""
     weights: bool = True
     """False: only the tokenizer is wanted."""
 
@@ -69,9 +69,9 @@ def load(
               config.json and safetensors, or a ``.gguf`` or ``.safetensors`` file
     device    auto (CUDA when there is one), cpu, cuda, cuda:1, mps
     dtype     auto (bf16 where the hardware has it), fp32, bf16, fp16
-    weights   "plain" unpacks them into ``dtype``, "stored" keeps a GGUF file's own blocks, None is the better of the
-              two here (a GPTQ, AWQ or compressed-tensors file stays packed); else the name or config of a format
-              (``labkit.components("weights")``)
+    weights   "stored" keeps what the file packs as it is, "plain" unpacks it into ``dtype``; None is "stored" where
+              the backend computes from a GGUF file's blocks (``fused``: on a CPU, in fp32 and bf16) and says where it
+              is not; else the name or config of a format (``labkit.components("weights")``)
     backend   which kernels; auto picks by device
     progress  is told ``(share, words)`` of a calibration ("gptq-int4", "awq-int4": minutes, once); what it raises
               cancels. None prints a line now and then
@@ -87,8 +87,8 @@ def load(
     backends.start(backend, place)
     component, config = chosen
     keep = getattr(config, "from_file", False)
-    said = weights is None and name != DEFAULT
-    target = Target(place, kind, keep=keep, keep_groups=keep or weights is None, say=said)
+    settles = backends.find(backend, place) if weights is None else None
+    target = Target(place, kind, keep=keep, keep_groups=keep, backend=settles)
     if isinstance(config, Calibrated):
         (transformer, tokenizer), source = _calibrated(str(name), config, target, progress)
     else:
@@ -179,26 +179,40 @@ def _from_gguf(path: Path, target: Target) -> Loaded:
         shapes = {name: info.shape for name, info in file.tensors.items()}
         config = config_from_gguf(file.metadata, shapes, file.tensor)
         _check_tensor_count(config, len(shapes), path.name)
-        tensors = tensors_from_gguf(config, file.items(target.dtype, keep=target.keep))
-        n_stored = file.n_values(target.dtype, keep=target.keep)
-        if target.say and not target.keep:
-            _say_unpacked(path.name, file.tensors.values(), target.dtype)
+        kept, why_not = _kept(config, target)
+        tensors = tensors_from_gguf(config, file.items(target.dtype, keep=kept))
+        n_stored = file.n_values(target.dtype, keep=kept)
+        if target.backend is not None:
+            unpacked = [info for info in file.tensors.values() if info.kind not in kept or len(info.shape) > 2]
+            _say_unpacked(path.name, unpacked, target.dtype, why_not)
         transformer = assemble(
             config, tensors, device=target.device, dtype=target.dtype, name=path.name, n_stored=n_stored
         )
         return transformer, Tokenizer.from_gguf(file.metadata)
 
 
-def _say_unpacked(name: str, tensors: Iterable[TensorInfo], dtype: torch.dtype) -> None:
-    """What packed matrices became, and how to have them otherwise."""
+def _kept(config: ModelConfig, target: Target) -> tuple[Collection[str], str]:
+    """The formats that stay packed, and why the others do not."""
+    if not target.keep:
+        return (), ""
+    if target.backend is None:  # asked for: whoever computes
+        return FORMATS, ""
+    if reason := target.backend.why_unpack(config, device=target.device, dtype=target.dtype):
+        return (), reason
+    return [kind for kind in FORMATS if block_groups.has(kind)], "no backend has a product of them"
+
+
+def _say_unpacked(name: str, tensors: Iterable[TensorInfo], dtype: torch.dtype, reason: str) -> None:
+    """What packed matrices became, why, and how to have them otherwise."""
     found = [info for info in tensors if info.kind in FORMATS and len(info.shape) > 1]
     if not found:
         return
     kinds = ", ".join(sorted({info.kind for info in found}))
     n_bytes, n_values = sum(info.nbytes for info in found), sum(math.prod(info.shape) for info in found)
     note(
-        f"{name} packs its matrices as {kinds} ({n_bytes / 1e6:,.0f} MB); they are unpacked into {dtype_name(dtype)} "
-        f"({n_values * dtype.itemsize / 1e6:,.0f} MB), the same values. weights='stored' keeps them as they are."
+        f"{name} packs matrices as {kinds} ({n_bytes / 1e6:,.0f} MB); they are unpacked into {dtype_name(dtype)} "
+        f"({n_values * dtype.itemsize / 1e6:,.0f} MB), the same values: {reason}. weights='plain' asks for that, "
+        "weights='stored' keeps them packed, and plain PyTorch unpacks them for each step."
     )
 
 

@@ -240,7 +240,15 @@ def _is_lossless(engine: Engine, changes: dict[str, Any], n_tokens: int) -> bool
     kind, options = formats.cache_class(changes.get("kv_cache", engine.kv_cache))
     forgets = isinstance(options, Sliding) and 0 < options.window < n_tokens
     same_or_wider = changes.get("dtype", engine.dtype) in (engine.dtype, "fp32")
-    return "weights" not in changes and bool(kind.lossless) and not forgets and same_or_wider
+    return _same_values(engine, changes) and bool(kind.lossless) and not forgets and same_or_wider
+
+
+def _same_values(engine: Engine, changes: dict[str, Any]) -> bool:
+    """Whether the weights stay the same numbers: untouched, or a file's own blocks unpacked."""
+    if "weights" not in changes:
+        return True
+    packed_by_file = engine.weights is not None and getattr(format_of(engine.weights), "from_file", False)
+    return packed_by_file and form_of(changes["weights"]) is None
 
 
 def _row(label: str, found: Forecast, switch: Switch | None) -> dict[str, Any]:

@@ -19,8 +19,8 @@ NONE = ""
 class ComponentPicker(w.VBox):
     """A dropdown drawn from ``labkit.components(kind)``, the chosen one's summary, and its options below.
 
-    ``none_label`` adds a first entry that means "no component" (value None). What cannot be chosen on this
-    machine is listed under the dropdown with its reason, because a dropdown cannot grey out one entry.
+    ``none_label`` adds a first entry that means "no component" (value None), which ``none_help`` explains. What cannot
+    be chosen on this machine is listed under the dropdown with its reason: a dropdown cannot grey out one entry.
     ``value`` is None, a name, or a config object when the component has options.
     """
 
@@ -31,6 +31,7 @@ class ComponentPicker(w.VBox):
         *,
         value: str | None = None,
         none_label: str | None = None,
+        none_help: str = "",
         first: tuple[str, str] | None = None,
         width: str = "230px",
     ) -> None:
@@ -40,7 +41,7 @@ class ComponentPicker(w.VBox):
         entries: list[tuple[str, Any]] = [(none_label, NONE)] if none_label else []
         entries += [first] if first else []
         entries += [(name, name) for name in here]
-        self.first = first
+        self.first, self.none_help = first, none_help
         self.field = controls.choice(label, entries or [("none here", NONE)], value, width="100%")
         self.note = w.HTML()
         self.option_row = w.Box([])
@@ -111,7 +112,8 @@ class ComponentPicker(w.VBox):
             field.observe_value(self._changed)
         self.option_row.children = tuple(self._options.values())
         (self.option_row.remove_class if self._options else self.option_row.add_class)("lk-empty")
-        lines = [escape(info.summary)] if info else []
+        summary = info.summary if info else self.none_help if self.name is None else ""
+        lines = [escape(summary)] if summary else []
         away = [i for i in self.infos.values() if i.unavailable is not None]
         if away:
             rows = "".join(f"<div><s>{escape(i.name)}</s> {escape(i.unavailable or '')}</div>" for i in away)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import gguf
 import pytest
 import torch
 from small_files import write_gguf
 
 import labkit
+from labkit.checkpoint.notes import CheckpointWarning
 from labkit.perf.memory import weights_nbytes
-from labkit.quant import Stored, StoredLinear
+from labkit.quant import Stored, StoredLinear, block_groups
 
 IDS = [5, 77, 300, 12, 9]
 PLAIN = ("F32", "F16", "BF16")
@@ -58,8 +61,53 @@ def test_a_file_with_a_damaged_block_is_refused(tmp_path):
 
 
 def test_the_default_model_in_its_own_bytes(default_model):
-    kept = labkit.load(dtype="fp32", device="cpu", weights="stored", backend="reference")
+    kept = labkit.load(dtype="fp32", device="cpu")
     assert kept.weights == "stored"
     assert abs(kept.nbytes / 98_362_432 - 1) < 0.02  # the file holds a vocabulary as well
     ids = kept.tokenizer.encode("The bytes in memory are the bytes of the file.")
     torch.testing.assert_close(kept(ids), default_model(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_gguf(tmp_path / "mixed.gguf")
+
+
+@pytest.fixture
+def noted():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", CheckpointWarning)
+        yield found
+
+
+def test_blocks_are_kept_where_nobody_chooses(path, noted):
+    model = labkit.load(path, device="cpu", dtype="bf16")
+    assert isinstance(model.weights, Stored)
+    assert not noted
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"backend": "reference"}, "the reference backend has no product of them"),
+        ({"dtype": "fp16"}, "does not compute in fp16"),
+    ],
+)
+def test_blocks_are_unpacked_where_the_backend_has_no_product(path, noted, options, reason):
+    model = labkit.load(path, device="cpu", **options)
+    assert model.weights is None
+    assert reason in str(noted[0].message)
+    assert len(noted) == 1
+
+
+def test_a_format_without_a_kernel_is_unpacked_alone(path, noted, monkeypatch):
+    monkeypatch.delitem(block_groups._PARTS, "Q5_1")
+    model = labkit.load(path, device="cpu", dtype="fp32")
+    kinds = {model.weights.layers, model.weights.head, *(kind for _, kind in model.weights.others)}
+    assert "plain" in kinds
+    assert "Q5_1" not in kinds
+    assert "Q5_0" in kinds
+    assert "packs matrices as Q5_1 (" in str(noted[0].message)
+    assert "unpacked into fp32" in str(noted[0].message)
+    plain = labkit.load(path, device="cpu", dtype="fp32", weights="plain")
+    torch.testing.assert_close(model(IDS), plain(IDS), rtol=1e-5, atol=1e-5)

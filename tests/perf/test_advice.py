@@ -80,6 +80,16 @@ def test_a_drafter_that_never_hits_is_as_it_is(rates_by_engine: None) -> None:
     assert switch not in (found.best,)
 
 
+def test_unpacking_a_files_own_blocks_keeps_the_tokens_and_costs_memory(rates_by_engine: None) -> None:
+    counts = {"n_prompt_tokens": 64, "n_new_tokens": 64, "machine": MACHINE}
+    found = advice.what_would_help(SMOLLM2, Engine(weights="stored"), **counts)
+    by_label = {switch.label: switch for switch in found.switches}
+    assert by_label["weights='plain'"].lossless
+    assert by_label["weights='plain'"].gains["memory"] < 0.5
+    assert not by_label["weights='int8'"].lossless
+    assert "weights='stored'" not in by_label
+
+
 def test_memory_is_a_goal_of_its_own(rates_by_engine: None) -> None:
     found = ask(goal="memory")
     assert found.switches[0].forecast.memory.total_bytes < found.now.memory.total_bytes

@@ -11,6 +11,7 @@ from labkit.ui.panels import quantization, quantization_layers
 def run(**changes):
     rows = {
         "unpacked": {"MB": 500.0, "perplexity": 10.0, "ms a token": 20.0, "computed by": "fused"},
+        "stored": {"MB": 97.0, "perplexity": 10.0, "ms a token": 8.0, "computed by": "fused"},
         "int8": {"MB": 130.0, "perplexity": 10.1, "ms a token": 10.0, "computed by": "fused"},
         "int4": {"MB": 100.0, "perplexity": 13.0, "ms a token": 8.0, "computed by": "fused"},
         "int3": {"MB": 80.0, "perplexity": 30.0, "ms a token": 300.0, "computed by": "reference"},
@@ -30,6 +31,7 @@ def test_speed_and_bytes_are_told_apart():
 
 def test_the_price_is_told_whether_it_is_high_or_not():
     assert "costs 30% of perplexity" in " ".join(quantization.found(run()))
+    assert "97 MB and changes perplexity by +0.00%" in " ".join(quantization.found(run()))
     assert "changes perplexity by +1.0%" in " ".join(quantization.found(run(int4={"perplexity": 10.1})))
     assert "each step unpacks it first" in " ".join(quantization.found(run()))
     assert "it has a product of its own" in " ".join(quantization.found(run(int3={"computed by": "fused"})))

@@ -22,11 +22,11 @@ from labkit.ui.session import shelf
 
 TURNS = 3
 N_TOKENS = 24
-STORED = "as stored"
+PLAIN = "plain"
 DTYPE = "bf16"
 """Of everything that is not packed: in 32 bits two forms of the model would not fit a small machine."""
-TRIED = ("int8", "int4")
-"""Weights that the search for a budget tries, beside the file's own."""
+TRIED = ("stored", "int8", "int4")
+"""Weights that the search for a budget tries, beside unpacked ones."""
 MARGIN = 1.2
 """How far above the best setting's own first token the budget lies: a little more than this machine's noise."""
 SHORT, LONG = "a short text", "a long letter"
@@ -60,7 +60,7 @@ def prompts() -> dict[str, str]:
 def try_setting(job: Any, *, weights: str, kv_cache: str, request: str, turns: int = TURNS) -> Setting:
     """Run the request ``turns`` times; the first run, which warms up, is not counted."""
     job.progress(-1, f"loading: weights {weights}")
-    model = shelf.get(dtype=DTYPE, weights=None if weights == STORED else weights)
+    model = shelf.get(dtype=DTYPE, weights=weights)
     pipeline = labkit.Pipeline(model, kv_cache=kv_cache)
     ttft, itl, memory = [], [], []
     for turn in range(turns + 1):
@@ -74,12 +74,12 @@ def try_setting(job: Any, *, weights: str, kv_cache: str, request: str, turns: i
 
 
 def budget_of(settings: Mapping[str, Setting]) -> dict[str, float]:
-    """A budget that the fastest setting meets and the file as stored need not: half way between them, on a log scale.
+    """A budget that the fastest setting meets and unpacked weights need not: half way between them, on a log scale.
 
     Feasible by construction: it is made from what was measured here."""
-    stored = settings[STORED].figures()
+    plain = settings[PLAIN].figures()
     best = min(settings.values(), key=lambda setting: setting.figures()["time per token, ms"]).figures()
-    between = {line: sqrt(stored[line] * best[line]) for line in LINES}
+    between = {line: sqrt(plain[line] * best[line]) for line in LINES}
     return between | {"first token, ms": MARGIN * best["first token, ms"]}
 
 
@@ -102,9 +102,9 @@ def verdicts(setting: Setting, budget: Mapping[str, float]) -> list[dict[str, An
 
 
 def measure_budget(lab: Any, job: Any) -> Result:
-    """What is possible here: the file as stored and each packed form of the weights, one after the other."""
+    """What is possible here: unpacked weights and each packed form of them, one after the other."""
     known = {info.name for info in labkit.components("weights") if info.unavailable is None}
-    names = [STORED, *(name for name in TRIED if name in known)]
+    names = [PLAIN, *(name for name in TRIED if name in known)]
     with BusyWatch() as watch:
         settings = {name: try_setting(job, weights=name, kv_cache="contiguous", request=SHORT) for name in names}
     budget = budget_of(settings)
@@ -121,7 +121,7 @@ def measure_budget(lab: Any, job: Any) -> Result:
     figure.update_layout(showlegend=False, margin={"l": 90})
     line = {"color": theme.NEUTRAL, "dash": "dot"}
     figure.add_vline(x=budget["time per token, ms"], line=line, annotation_text="budget")
-    gain = found[STORED]["time per token, ms"] / min(f["time per token, ms"] for f in found.values())
+    gain = found[PLAIN]["time per token, ms"] / min(f["time per token, ms"] for f in found.values())
     words = ", ".join(f"{line} at most **{value:,.0f}**" for line, value in budget.items())
     summary = f"Your budget, made from these runs: {words}."
     if watch.share > BUSY_SHARE:
@@ -184,16 +184,16 @@ def try_panel(budget: Mapping[str, float]) -> Experiment:
     def names(kind: str) -> list[str]:
         return [info.name for info in labkit.components(kind) if info.unavailable is None]
 
-    known = [STORED, *(name for name in names("weights") if name in {*TRIED, "w8a8", "plain"})]
+    known = [PLAIN, *(name for name in names("weights") if name in {*TRIED, "w8a8"})]
     fields = {
-        "weights": choice("Weights", known, STORED),
+        "weights": choice("Weights", known, PLAIN),
         "kv_cache": choice("KV cache", names("kv_cache"), "none"),
         "request": choice("Request", [SHORT, LONG], SHORT),
     }
     return Experiment("Does your setting meet the budget?", run, fields, confounders=("request",))
 
 
-def two_requests(job: Any = None, names: tuple[str, ...] = (STORED, "int4")) -> list[dict[str, Any]]:
+def two_requests(job: Any = None, names: tuple[str, ...] = (PLAIN, "stored")) -> list[dict[str, Any]]:
     """The same two settings on a short and on a long request: what each is worth where most of the wait is reading."""
     rows = []
     for weights in names:
@@ -208,13 +208,13 @@ def two_requests(job: Any = None, names: tuple[str, ...] = (STORED, "int4")) -> 
 
 def where_it_helps(rows: list[dict[str, Any]]) -> str:
     """What narrower weights did to each of the four figures, in words."""
-    stored, other = rows
+    plain, other = rows
     said = []
-    for column in list(stored)[1:]:
-        ratio = stored[column] / other[column]
+    for column in list(plain)[1:]:
+        ratio = plain[column] / other[column]
         word = "no difference" if 1 / 1.1 < ratio < 1.1 else f"{max(ratio, 1 / ratio):.1f} times "
         said.append(f"{column.removesuffix(', ms')}: {word}{'' if word[0] == 'n' else 'less' if ratio > 1 else 'more'}")
-    return f"**{other['weights']}** against **{stored['weights']}**. " + "; ".join(said) + "."
+    return f"**{other['weights']}** against **{plain['weights']}**. " + "; ".join(said) + "."
 
 
 class _Quiet:

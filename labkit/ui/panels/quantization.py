@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from plotly.subplots import make_subplots
 
+import labkit
 from labkit import backends
 from labkit.checkpoint import calibrate
 from labkit.kvcache.contiguous import ContiguousCache
@@ -19,14 +20,15 @@ from labkit.perf.cost import decode_cost, prefill_cost
 from labkit.perf.memory import weights_nbytes
 from labkit.perf.timer import NULL_TIMER
 from labkit.perf.weights import n_parameters
-from labkit.quant import Grid, Packed, format_of
+from labkit.quant import Packed, format_of
 from labkit.quant.format import replace_linears
 from labkit.ui import theme
 from labkit.ui.controls import slider
-from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
 from labkit.ui.panels.article_claims import LLAMA_7B
+from labkit.ui.panels.quantization_exercise import GROUPS, QUIZ  # noqa: F401 - with the lesson's panels
 
+STORED = "stored"
 FORMS = ("int8", "int4", "int3")
 N_SKIPPED = 32
 """The first tokens of the text have too little before them to be judged by."""
@@ -43,6 +45,11 @@ def repacked(model: Model, weights: str) -> Model:
     form = format_of(weights)
     replace_linears(transformer, form.layer, form.top)
     return Model(transformer, model.tokenizer, name=model.name, weights=weights, backend=model.backend)
+
+
+def as_packed(model: Model) -> Model:
+    """The same file with its own blocks kept: nothing is rounded a second time."""
+    return labkit.load(model.name, device=model.device, dtype=model.dtype, weights=STORED)
 
 
 def held_out(lab: Any, n_tokens: int) -> list[int]:
@@ -87,16 +94,19 @@ def weigh(lab: Any, job: Any, *, n_tokens: int) -> Result:
     import time
 
     ids, rows = held_out(lab, n_tokens), []
-    names = ("unpacked", *FORMS)
+    names = ("unpacked", STORED, *FORMS)
     plain = Decoder(lab.model, 32)
     times: dict[str, list[float]] = {name: [] for name in names}
     computed = {"unpacked": plain.step.computed_by}
     with BusyWatch() as watch:
         for at, name in enumerate(names):
             job.progress(
-                at / len(names), f"{name}: rounding, then reading {n_tokens} tokens, then single tokens in turn"
+                at / len(names), f"{name}: packing, then reading {n_tokens} tokens, then single tokens in turn"
             )
-            model = lab.model if name == "unpacked" else repacked(lab.model, name)
+            if name == "unpacked":
+                model = lab.model
+            else:
+                model = as_packed(lab.model) if name == STORED else repacked(lab.model, name)
             rows.append({"weights": name, "MB": model.nbytes / 1e6, "perplexity": perplexity(model, ids)})
             if name == "unpacked":
                 continue
@@ -160,7 +170,7 @@ def speed_gain(data: dict[str, Any]) -> float:
 def found(data: dict[str, Any]) -> list[str]:
     """What this run says of bytes and speed, of int8's halving and of int4's price, whichever way it went."""
     rows = {row["weights"]: row for row in data["rows"]}
-    plain, eight, four, three = (rows[name] for name in ("unpacked", *FORMS))
+    plain, stored, eight, four, three = (rows[name] for name in ("unpacked", STORED, *FORMS))
     fewer, faster = plain["MB"] / four["MB"], speed_gain(data)
     said = []
     if faster < 1.05:
@@ -172,6 +182,11 @@ def found(data: dict[str, Any]) -> list[str]:
         )
     else:
         said.append(f"The bytes fell {fewer:.1f} times and the time {faster:.1f} times: here bytes are what binds.")
+    said.append(
+        f"`stored`, the file's own blocks, is {stored['MB']:.0f} MB and changes perplexity by "
+        f"{stored['perplexity'] / plain['perplexity'] - 1:+.2%}: nothing is rounded a second time. A token takes "
+        f"{plain['ms a token'] / stored['ms a token']:.1f} times less time than unpacked."
+    )
     eight_faster = plain["ms a token"] / eight["ms a token"]
     width = plain["MB"] / eight["MB"]
     said.append(
@@ -240,60 +255,3 @@ def where_it_loses(lab: Any) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-# --- the exercise
-
-
-def _oracle(numbers: list[float], bits: int, group_size: int) -> list[float]:
-    groups = torch.tensor(numbers).view(1, -1, group_size)
-    grid = Grid(bits)
-    found = grid.fit(groups)
-    return grid.values(grid.round(groups, *found), *found).flatten().tolist()
-
-
-GROUPS = Exercise(
-    "round to nearest, in groups",
-    cases=[
-        ([0.0, 1.0, 2.0, 3.0], 2, 4),
-        ([-1.0, 0.2, 0.9, 2.0, 10.0, 20.0, -10.0, 0.0], 3, 4),
-        ([0.1, 0.23, 0.3, 0.41, -5.0, 6.0, 1.0, 2.2], 4, 2),
-    ],
-    oracle=_oracle,
-    same=lambda a, b: (
-        len(a) == len(b) and all(abs(x - y) <= 0.01 * max(1.0, abs(y)) for x, y in zip(a, b, strict=True))
-    ),
-    hints=(
-        "A group's grid has 2**bits points from low to high, 0 among them: `low = min(0, *group)`, and so on.",
-        "`scale = (high - low) / (2**bits - 1)`, `zero = round(-low / scale)`",
-        "`q = round(w / scale) + zero`, and what it stands for is `scale * (q - zero)`; start again in each group.",
-    ),
-)
-
-QUIZ = (
-    (
-        "A model in 4 bits is a quarter of the bytes of 16. When is a token four times faster?",
-        {
-            "Always": "Only where reading weights is all of the time. A prompt of 512 tokens is bound by arithmetic.",
-            "When reading the weights is all that takes time": "Right: then bytes are time. Anything else stays.",
-        },
-        "When reading the weights is all that takes time",
-    ),
-    (
-        "What does GPTQ do with the error that it makes on a column?",
-        {
-            "It makes that column's scale finer": "That is nearer to AWQ. GPTQ leaves the grid alone.",
-            "It changes the columns that are still to be rounded": "Right: they make up for it, along the inputs' "
-            "correlations. Uncorrelated inputs leave it nothing to do.",
-        },
-        "It changes the columns that are still to be rounded",
-    ),
-    (
-        "Why groups of 64 and not of 128 on this model?",
-        {
-            "128 would lose too much": "Perhaps, but that is not why.",
-            "576 inputs are not a multiple of 128": "Right: 576 = 9 × 64. A format with blocks of 256 cannot hold it.",
-        },
-        "576 inputs are not a multiple of 128",
-    ),
-)

@@ -34,7 +34,7 @@ def neighbours(model: Any, text: str, n: int = 6) -> list[dict[str, Any]]:
     ids = model.tokenizer.encode(text)
     if len(ids) != 1:
         raise ValueError(f"{text!r} is {len(ids)} tokens: choose a text that is one, such as ' cat'.")
-    table = model.transformer.embedding.weight.float()
+    table = _table(model).float()
     cosines = torch.nn.functional.cosine_similarity(table[ids], table)
     best = cosines.topk(n + 1)
     return [
@@ -44,9 +44,15 @@ def neighbours(model: Any, text: str, n: int = 6) -> list[dict[str, Any]]:
     ]
 
 
+def _table(model: Any) -> torch.Tensor:
+    """All rows of the embedding, unpacked where they are packed."""
+    embedding = model.transformer.embedding
+    return embedding(torch.arange(embedding.num_embeddings, device=model.device))
+
+
 def embedding_size(model: Any) -> dict[str, Any]:
     """How much of the model its embedding table is, and how much of it one token reads."""
-    config, table = model.config, model.transformer.embedding.weight
+    config, table = model.config, _table(model)
     return {
         "rows (V)": config.vocab_size,
         "values a row (M)": config.d_model,

@@ -16,6 +16,7 @@ from labkit.ui import controls
 from labkit.ui.component_picker import ComponentPicker
 from labkit.ui.session import DEFAULT_MODEL
 
+AUTO = "As the file packs them where the backend computes from that (stored), else unpacked (plain)"
 OWN = ""
 """The prompt menu's first entry: the reader's own words."""
 
@@ -63,7 +64,7 @@ class Switches:
         names = [(name, name) for name in labkit.models()]
         self.model = controls.choice("Name", names, DEFAULT_MODEL, width="100%")
         self.dtype = controls.choice("dtype", [("auto", "auto"), *((d, d) for d in DTYPES)], "auto", width="110px")
-        self.weights = ComponentPicker("weights", "Weights", none_label="as stored", width="190px")
+        self.weights = ComponentPicker("weights", "Weights", none_label="auto", none_help=AUTO, width="190px")
 
         self.pickers = {
             "kv_cache": ComponentPicker("kv_cache", "KV cache", value="contiguous", width="190px"),
