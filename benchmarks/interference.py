@@ -5,6 +5,7 @@
 Stop    a prompt of 4,000 tokens is stopped after various times: milliseconds until the run has ended
 decode  another process takes a share of one core: milliseconds a token, with all threads always and with
         ``labkit.kernels.cpu.turnout``'s choice, taking turns
+prompts a bf16 model without a KV cache, so that every step is a prompt, alone and beside two busy loops
 """
 
 from __future__ import annotations
@@ -82,6 +83,24 @@ def decoding(pipeline: Any, share: float, rounds: int) -> dict[str, Any]:
     return row
 
 
+def prompts(n_neighbours: int) -> dict[str, Any]:
+    """Milliseconds a token and the phases' shares, without a KV cache, beside so many processes that never wait."""
+    model = labkit.load(device="cpu", dtype="bf16", weights="plain")
+    pipeline = labkit.Pipeline(model, backend="fused", kv_cache="none")
+    pipeline.generate("Once upon a time", max_new_tokens=2)
+    with contextlib.ExitStack() as stack:
+        for _ in range(n_neighbours):
+            stack.enter_context(neighbour(1.0))
+        trace = pipeline.generate("Once upon a time", max_new_tokens=25, ignore_eos=True).trace
+    shares: dict[str, float] = {}
+    for step in trace.steps:
+        for name, seconds in step.phases.items():
+            shares[name] = shares.get(name, 0.0) + seconds / trace.wall_s
+    row: dict[str, Any] = {"no KV cache, busy loops beside": n_neighbours, "ms a token": 1e3 * median(trace.itl_s)}
+    row |= {"longest": 1e3 * max(trace.itl_s)}
+    return row | {f"{name} %": round(100 * share) for name, share in sorted(shares.items(), key=lambda s: -s[1])[:4]}
+
+
 def pipeline_turnout(pipeline: Any) -> Any:
     from labkit.kernels.cpu import plan
 
@@ -100,6 +119,7 @@ def main() -> None:
     backends.prepare("fused")
     pipeline.generate("Once upon a time", max_new_tokens=16)
     rows = [stopping(pipeline), *(decoding(pipeline, share, options.rounds) for share in options.share)]
+    rows += [prompts(n) for n in (0, 2)]
     for row in rows:
         print(", ".join(f"{k} {round(v, 1) if isinstance(v, float) else v}" for k, v in row.items()), flush=True)
     if options.json:

@@ -17,6 +17,9 @@ from tornado.web import HTTPError
 
 from labkit.launch import GONE_S, VISITOR_BYTES, VISITORS_VARIABLE
 
+GROWING_S = 60.0
+"""How long a new kernel may take to load a model, and with it the memory that it was let in for."""
+
 
 class VisitorKernels(AsyncMappingKernelManager):
     """Voila's kernels, no more than fit, for as long as somebody looks."""
@@ -25,20 +28,31 @@ class VisitorKernels(AsyncMappingKernelManager):
         super().__init__(**options)
         self.max_visitors = int(os.environ.get(VISITORS_VARIABLE, "0"))
         """Most kernels at once; 0: as many as free memory holds."""
+        self._came_s: list[float] = []
+        """When the last visitors came."""
+        self._n_coming = 0
+        """Those whose kernel is being started, and not listed yet."""
         self._left_s: dict[str, float] = {}
         """When a kernel lost its last connection."""
 
     async def start_kernel(self, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A kernel for one more page. Raises HTTPError 503, with a sentence for the visitor, when there is no room."""
-        n_here = len(self.list_kernel_ids())
-        free = psutil.virtual_memory().available
+        now_s = time.monotonic()
+        self._came_s = [came_s for came_s in self._came_s if now_s - came_s < GROWING_S]
+        n_here = len(self.list_kernel_ids()) + self._n_coming
+        free = psutil.virtual_memory().available - VISITOR_BYTES * len(self._came_s)  # which these have yet to take
         if (self.max_visitors and n_here >= self.max_visitors) or (not self.max_visitors and free < VISITOR_BYTES):
             raise HTTPError(
                 503,
                 log_message=f"{n_here} visitors, {free / 1e6:.0f} MB free: one more was refused",
                 reason=f"This demo is full: {n_here} visitors are here. Please come back in a minute",
             )
-        return await super().start_kernel(**options)
+        self._came_s.append(now_s)
+        self._n_coming += 1
+        try:
+            return await super().start_kernel(**options)
+        finally:
+            self._n_coming -= 1
 
     def notify_disconnect(self, kernel_id: str) -> None:
         """A page has closed, was loaded again, or lost its network."""

@@ -101,6 +101,13 @@ def test_bad_input_is_one_message_and_status_2(model, capsys, arguments, message
     assert captured.out == ""
 
 
+def test_serve_lets_nobody_in_from_elsewhere_without_a_key(capsys, monkeypatch):
+    pytest.importorskip("uvicorn", reason="the server is an extra (labkit[serve])")
+    monkeypatch.delenv("LABKIT_API_KEY", raising=False)
+    assert run("serve", "--host", "0.0.0.0") == 2
+    assert "there is no API key" in capsys.readouterr().err
+
+
 def test_an_unknown_dtype_lists_the_choices(capsys):
     assert run("generate", FOX, "--dtype", "fp7") == 2
     said = capsys.readouterr().err

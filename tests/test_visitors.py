@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,10 +85,33 @@ def test_files_beside_the_notebook_are_not_served(server, token):
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}/{path}{token}", timeout=60)
 
 
+def test_without_the_token_no_kernel_is_reached(server):
+    from websocket import WebSocketBadStatusException, create_connection
+
+    with pytest.raises(WebSocketBadStatusException, match="403"):
+        create_connection(f"ws://127.0.0.1:{server.port}/api/kernels/{uuid.uuid4()}/channels", timeout=60)
+
+
+@pytest.mark.parametrize(("limit", "free", "n_let_in"), [(6, 1, 6), (0, 3.5, 3)])
+def test_those_who_come_at_the_same_moment_are_counted(monkeypatch, limit, free, n_let_in):
+    visitors = pytest.importorskip("labkit.visitors", reason="Voila is an extra (labkit[jupyter])")
+
+    async def start(manager, **options):
+        await asyncio.sleep(0.01)
+        return "a kernel"
+
+    async def all_at_once(manager):
+        return await asyncio.gather(*(manager.start_kernel() for _ in range(7)), return_exceptions=True)
+
+    memory = SimpleNamespace(available=int(free * visitors.VISITOR_BYTES))
+    monkeypatch.setattr(visitors.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(visitors.AsyncMappingKernelManager, "start_kernel", start)
+    monkeypatch.setenv(launch.VISITORS_VARIABLE, str(limit))
+    assert asyncio.run(all_at_once(visitors.VisitorKernels())).count("a kernel") == n_let_in
+
+
 def test_no_more_than_free_memory_holds(monkeypatch):
     visitors = pytest.importorskip("labkit.visitors", reason="Voila is an extra (labkit[jupyter])")
-    import asyncio
-
     from tornado.web import HTTPError
 
     monkeypatch.setenv(launch.VISITORS_VARIABLE, "0")  # another test may have set it for a server of its own

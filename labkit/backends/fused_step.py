@@ -67,7 +67,7 @@ class FusedStep:
         self._keep_hidden = keep_hidden
         self._plan = made
         self._team = team.team(n_threads)
-        self._turnout = made.turnout
+        self._turnout, self._turnout_of_many = made.turnout, made.turnout_of_many
         self._storages: dict[Any, Any] = {}
         self._rotary: list[tuple[Tensor, Tensor]] = []
         self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
@@ -90,7 +90,8 @@ class FusedStep:
 
     @property
     def reason(self) -> str:
-        return self._turnout.note(self._team.n_threads)
+        n_threads = self._team.n_threads
+        return self._turnout.note(n_threads) or self._turnout_of_many.note(n_threads)
 
     def __call__(
         self,
@@ -255,10 +256,11 @@ class FusedStep:
         phases = self._phases
         phases.fill(0)
         if alone:
-            self._turnout.run(self._team, job, alone=True)
+            self._turnout.run(self._team, job)
         else:
             with heed.heeding(opened.should_stop, phases, cells.ASKED):
-                self._turnout.run(self._team, job, alone=False)
+                n_tokens = int(self._sizes[cells.N_NEW])
+                self._turnout_of_many.run(self._team, job, n_tokens=n_tokens)
         tick, ticks = self._team.system.tick_s, phases.data.tolist()
         opened.timer.charge({name: n * tick for name, n in zip(cells.PHASE_NAMES, ticks, strict=False) if n})
         if ticks[cells.STOPPED]:

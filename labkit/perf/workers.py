@@ -7,11 +7,14 @@ So whoever starts a thread that computes says here how to stop it; at exit all a
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 EXIT_S = 1.0
 """How long the end of the process waits for all threads together: a step asks at each layer whether to stop."""
@@ -21,19 +24,27 @@ _SETTLE_S = 0.01
 _stops: dict[threading.Thread, Callable[[], None]] = {}
 
 
-def begin(work: Callable[[], None], *, name: str, stop: Callable[[], None]) -> threading.Thread:
-    """Run ``work`` in a thread; ``stop`` asks it to end soon. Started before this returns."""
+def begin(work: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> threading.Thread:
+    """Run ``work`` in a thread; ``stop`` asks it to end soon. Started before this returns.
+
+    Without ``stop`` it is ended at its next line of Python: for a compiler, which asks nobody whether to go on."""
 
     def until_done() -> None:
         try:
-            work()
+            with suppress(SystemExit):
+                work()
         finally:
             _stops.pop(threading.current_thread(), None)
 
     thread = threading.Thread(target=until_done, name=name, daemon=True)
-    _stops[thread] = stop
+    _stops[thread] = stop or partial(_end_at_next_line, thread)
     thread.start()
     return thread
+
+
+def _end_at_next_line(thread: threading.Thread) -> None:
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
 def end_all(patience_s: float = EXIT_S) -> None:
@@ -50,6 +61,13 @@ def end_all(patience_s: float = EXIT_S) -> None:
         time.sleep(_SETTLE_S)
 
 
+def _after_fork() -> None:
+    """All threads but one stay with the first process: ours, and those that PyTorch's operations would wait for."""
+    _stops.clear()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
 atexit.register(end_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stops.clear)  # threads stay with the parent
+    os.register_at_fork(after_in_child=_after_fork)

@@ -22,6 +22,7 @@ from labkit.decoding import drafters
 from labkit.engine import Engine
 from labkit.model.model import Model
 from labkit.model.step import Cancelled
+from labkit.perf import workers
 from labkit.perf.timer import Timer
 from labkit.pipeline import as_sampling
 from labkit.run import Completion, Run
@@ -101,7 +102,7 @@ class Service:
         self._incoming: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="labkit-serving", daemon=True)
+        self._thread: threading.Thread | None = None
         if start:
             self.start()
 
@@ -163,7 +164,7 @@ class Service:
     @property
     def alive(self) -> bool:
         """Whether requests are being served."""
-        return self._thread.is_alive() and not self._closing
+        return self._thread is not None and self._thread.is_alive() and not self._closing
 
     @property
     def n_room(self) -> int:
@@ -187,10 +188,8 @@ class Service:
 
     def close(self, timeout: float | None = 30.0) -> None:
         """End what runs and what waits (their readers see "cancelled"), and the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread.is_alive():
+        self._stop()
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout)
         else:
             self._end_all()
@@ -203,7 +202,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to serve: for requests that are all to be there at the first step."""
-        self._thread.start()
+        self._thread = workers.begin(self._serve, name="labkit-serving", stop=self._stop)
 
     # --- the work -------------------------------------------------------------------------------------
 
@@ -249,6 +248,11 @@ class Service:
                 with self._changed:
                     self._changed.wait_for(lambda: self._incoming or self._closing, timeout=0.05)
         self._end_all()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
 
     def _receive(self) -> None:
         while self._incoming:

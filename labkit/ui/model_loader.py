@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit import registry
+from labkit.perf import workers
 from labkit.ui.runner import Job, Runner, Stopped
 from labkit.ui.session import DEFAULT_MODEL, shelf
 
@@ -65,7 +66,7 @@ class ModelLoader:
 
         if job.foreground or shelf.holds(**options):
             return shelf.get(**options)
-        threading.Thread(target=fetch, name="labkit-load", daemon=True).start()
+        workers.begin(fetch, name="labkit-load", stop=job.stop_event.set)
         try:
             while not done.wait(POLL_S):
                 job.progress(-1.0, self.words)

@@ -12,7 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from labkit.perf import workers
 
 TICK_S = 0.1
 SETTLE_S = 2.0
@@ -96,7 +99,7 @@ class Runner:
                 return False
             job = self.job = Job(self.on_tick)
             if not job.foreground:
-                threading.Thread(target=self._run, args=(job, work), name="labkit-panel", daemon=True).start()
+                workers.begin(partial(self._run, job, work), name="labkit-panel", stop=job.stop_event.set)
                 return True
         try:
             self._work(job, work)
@@ -126,8 +129,7 @@ class Runner:
         return self.job.result
 
     def _run(self, job: Job, work: Callable[[Job], Any]) -> None:
-        worker = threading.Thread(target=self._work, args=(job, work), name="labkit-work", daemon=True)
-        worker.start()
+        worker = workers.begin(partial(self._work, job, work), name="labkit-work", stop=job.stop_event.set)
         while True:
             worker.join(TICK_S)
             if not worker.is_alive():

@@ -20,6 +20,7 @@ from labkit.kernels.cpu.team import Team
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf.timer import NULL_TIMER, Timer
 from labkit.quant import Int4, Int8
+from tests.kernels.caches import build_cache
 from tests.kernels.compare import cache_for, compare, dense_twin, quantize, run
 from tests.kernels.families import FAMILIES, NOT_COMPILED, random_model
 
@@ -202,3 +203,26 @@ def test_a_first_run_finds_nothing_out_that_load_could(monkeypatch):
     monkeypatch.setattr(plan, "_make", late)
     done = labkit.Pipeline(model).generate("Hello", chat=True, max_new_tokens=2, ignore_eos=True)
     assert done.trace.meta["computed_by"] == "fused"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunks", [(1,) * 12, (12,)])
+@pytest.mark.parametrize("kind", ["contiguous", "int8"])
+def test_scores_may_be_lower_than_any_bound(kind, chunks, dtype):
+    """Queries that point away from their keys, of one token over and over: all scores are below -1e30."""
+    transformer = random_model(FAMILIES["llama"])
+    for block in transformer.layers:
+        q, k = block.attention.q_proj.weight.data, block.attention.k_proj.weight.data
+        k *= 1e17
+        d = block.attention.config.d_head
+        q.copy_(-k.view(-1, d, k.shape[1]).repeat_interleave(len(q) // len(k), 0).reshape(q.shape))
+    transformer = transformer.to(dtype)
+    ids = torch.zeros(12, dtype=torch.long)
+    caches = [build_cache(kind, transformer, dtype) for _ in range(2)]
+    with torch.inference_mode():
+        got = run(fused.FusedStep(transformer, caches[0], 1), ids, chunks)
+        wanted = run(backends.ReferenceStep(transformer, caches[1]), ids, chunks)
+    assert torch.isfinite(wanted).all()
+    assert torch.isfinite(got).all()
+    if kind == "contiguous":
+        torch.testing.assert_close(got, wanted, rtol=0.0, atol=1e-3 if dtype == torch.float32 else 0.2)

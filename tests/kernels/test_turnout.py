@@ -36,10 +36,10 @@ class Machine:
         self.now += self.seconds[n]
         return self.seconds[n]
 
-    def steps(self, chooser, n, *, alone=True):
+    def steps(self, chooser, n):
         self.asked.clear()
         for _ in range(n):
-            chooser.run(self, None, alone=alone)
+            chooser.run(self, None)
         return self.asked
 
 
@@ -70,10 +70,22 @@ def test_one_thread_less_that_is_slower_does_not_stay(monkeypatch):
     assert asked.count(1) >= turnout.TRIAL_STEPS
 
 
-def test_a_prompt_takes_all_threads(monkeypatch):
+def test_steps_that_are_longer_than_the_time_between_two_looks_choose_too(monkeypatch):
     machine, chooser = Machine(monkeypatch), Turnout()
-    machine.share, chooser.n_active = 0.9, 1
-    assert set(machine.steps(chooser, 50, alone=False)) == {2}
+    machine.share, machine.seconds = 0.5, {1: 1.0, 2: 2.5}
+    assert set(machine.steps(chooser, turnout.TRIAL_STEPS)) == {2}
+    machine.steps(chooser, 5)
+    assert machine.steps(chooser, 10).count(1) > 6
+
+
+def test_a_longer_step_is_not_a_slower_one(monkeypatch):
+    """Without a KV cache each step has a token more than the one before."""
+    machine, chooser = Machine(monkeypatch), Turnout()
+    machine.share = 0.5
+    for n in range(5, 300):
+        machine.seconds = {1: 0.012 * n, 2: 0.010 * n}
+        chooser.run(machine, None, n_tokens=n)
+    assert not chooser.n_active
 
 
 def test_another_run_of_the_model_does_not_end_a_trial(monkeypatch):
@@ -81,10 +93,10 @@ def test_another_run_of_the_model_does_not_end_a_trial(monkeypatch):
     machine, chooser = Machine(monkeypatch), Turnout()
     machine.share = 0.4
     while not chooser._trial:
-        chooser.run(machine, None, alone=True)
+        chooser.run(machine, None)
     chooser._trial, waiting = 0, chooser._trial
     machine.run = lambda job, n_threads=0: setattr(chooser, "_trial", waiting) or 0.04
-    chooser.run(machine, None, alone=True)
+    chooser.run(machine, None)
     assert chooser._trial == waiting
 
 

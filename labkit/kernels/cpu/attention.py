@@ -42,7 +42,8 @@ from labkit.kernels.cpu.plan import (
 )
 from labkit.kernels.cpu.rowwise import array_at
 
-LOWEST = np.float32(-1e30)
+LOWEST = np.float32(-np.inf)
+"""Below every score: weights may be so large that a finite number is not."""
 ENDLESS = 1 << 30
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from labkit.kernels.cpu.cells import ARRIVED, GENERATION
 from labkit.kernels.cpu.jit import jit
-from labkit.kernels.cpu.simd import atomic_add, atomic_read, atomic_swap, give_way, pause, ticks
+from labkit.kernels.cpu.simd import X86, atomic_add, atomic_read, atomic_swap, give_way, pause, ticks
 
-SPINS = 2000
-"""Looks at a flag before the core is offered to another thread."""
+SPINS = 2000 if X86 else 40_000
+"""Looks at a flag before the core is left to others: some 60 microseconds, with x86's pause between two looks. In a
+quiet step nobody is so late."""
 
 
 @jit

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import lru_cache
 
 from labkit.kernels.cpu import machine_code
+from labkit.perf import workers
 
 
 class Compilation:
@@ -25,7 +27,7 @@ class Compilation:
         with self._lock:
             if self.state == "cold":
                 self.state = "compiling"
-                threading.Thread(target=self._work, name="labkit-compile", daemon=True).start()
+                workers.begin(self._work, name="labkit-compile")
 
     def ready(self, timeout_s: float | None = 0.0) -> bool:
         """Whether the compiled step can run now, after waiting at most ``timeout_s`` (None: until it can)."""
@@ -64,3 +66,14 @@ class Compilation:
 def compilation() -> Compilation:
     """The process's one compilation."""
     return Compilation()
+
+
+def _after_fork() -> None:
+    """The thread that compiles stayed with the first process: this one begins anew."""
+    if not compilation()._done.is_set():
+        machine_code._lock = threading.Lock()
+        compilation.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -6,6 +6,7 @@ on a machine whose cores are all taken.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +67,10 @@ class _Lookout:
 @lru_cache(maxsize=1)
 def _lookout() -> _Lookout:
     return _Lookout()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lookout.cache_clear)  # its thread stayed with the first process
 
 
 @contextmanager

@@ -65,6 +65,8 @@ class Plan:
     tables: list[np.ndarray] = field(default_factory=list)
     """Of layers with experts: all their linears (``mixture``)."""
     turnout: Turnout = field(default_factory=Turnout)
+    turnout_of_many: Turnout = field(default_factory=Turnout)
+    """Who takes steps of few tokens, and of many."""
     spare: Tensor | None = None
     """Working memory of the last prompt, for the next one."""
 

@@ -238,10 +238,11 @@ def atomic_read(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def give_way(typingctx: Any, function: Any) -> Any:
-    """Let another thread run: calls the operating system's yield, whose address is passed in."""
+    """Leave the core to others for microseconds: calls ``platform.System.give_way``, whose address is passed in."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        b.call(b.inttoptr(args[0], ir.FunctionType(I32, []).as_pointer()), [])
+        kind = ir.FunctionType(I32, [I32])  # SwitchToThread, on Windows, takes nothing and looks at nothing
+        b.call(b.inttoptr(args[0], kind.as_pointer()), [ir.Constant(I32, platform.NAP_US)])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen

@@ -7,7 +7,8 @@
 Every thread of the team runs it from the first norm to its share of the logits; between the parts they wait for each
 other ( | ). The products share out rows of weights, the rest tokens. Where tokens are few (ALONE), each thread does the
 rest for all of them itself, in memory of its own: repeating it costs less than waiting. What is computed, and in what
-order, is the same for any number of tokens and threads. Rank 0 reads the clock between the parts.
+order, is the same for any number of tokens and threads. Rank 0 reads the clock between the parts, after the team has
+met: waiting for the others' share of a part belongs to that part.
 """
 
 from __future__ import annotations
@@ -99,20 +100,22 @@ def step(rank, team, job):
                 blocks.norm(
                     x + t * x_row, m, layer[plan.ATTN_NORM], layer[plan.ATTN_NORM_B], eps, layer_norm, normed + t * row
                 )
-        at = charge(rank, phases, cells.T_NORM, clock, at)
         if not alone:
             if rank == 0:  # one thread looks, so that all leave at the same layer
                 atomic_swap(stopped, atomic_read(asked))
             barrier(team, n_threads, give_way_at)
-            if atomic_read(stopped) != 0:
-                n_lasts = 0
-                break
+        at = charge(rank, phases, cells.T_NORM, clock, at)
+        if not alone and atomic_read(stopped) != 0:
+            n_lasts = 0
+            break
         _round(lin[plan.Q], normed, row, n_new, work, alone, team, rank, n_threads, give_way_at)
         multiply(lin[plan.Q], normed, row, n_new, q, row, work, rank, n_threads)
         if lin[plan.K, plan.ROUNDS] != lin[plan.Q, plan.ROUNDS]:
+            _meet(alone, team, n_threads, give_way_at)
             _round(lin[plan.K], normed, row, n_new, work, alone, team, rank, n_threads, give_way_at)
         multiply(lin[plan.K], normed, row, n_new, k, row, work, rank, n_threads)
         if lin[plan.V, plan.ROUNDS] != lin[plan.K, plan.ROUNDS]:
+            _meet(alone, team, n_threads, give_way_at)
             _round(lin[plan.V], normed, row, n_new, work, alone, team, rank, n_threads, give_way_at)
         multiply(lin[plan.V], normed, row, n_new, v, row, work, rank, n_threads)
         barrier(team, n_threads, give_way_at)
@@ -167,12 +170,14 @@ def step(rank, team, job):
                 blocks.copy(here, m, to)
             else:
                 blocks.norm(here, m, layer[plan.FFN_NORM], layer[plan.FFN_NORM_B], eps, layer_norm, to)
+        _meet(alone, team, n_threads, give_way_at)
         at = charge(rank, phases, cells.T_NORM, clock, at)
         if layer[plan.D_FF] != 0:
             if layer[plan.GATED] != 0:
                 _round(lin[plan.GATE], normed, row, n_new, work, alone, team, rank, n_threads, give_way_at)
                 multiply(lin[plan.GATE], normed, row, n_new, gate, row, work, rank, n_threads)
             if layer[plan.GATED] == 0 or lin[plan.UP, plan.ROUNDS] != lin[plan.GATE, plan.ROUNDS]:
+                _meet(alone, team, n_threads, give_way_at)
                 _round(lin[plan.UP], normed, row, n_new, work, alone, team, rank, n_threads, give_way_at)
             multiply(lin[plan.UP], normed, row, n_new, up, row, work, rank, n_threads)
             barrier(team, n_threads, give_way_at)
@@ -181,6 +186,7 @@ def step(rank, team, job):
                 blocks.activate(
                     layer[plan.ACTIVATION], layer[plan.GATED] != 0, gate + t * row, here, layer[plan.D_FF], to
                 )
+            _meet(alone, team, n_threads, give_way_at)
             _round(lin[plan.DOWN], hidden, row, n_new, work, alone, team, rank, n_threads, give_way_at)
             multiply(lin[plan.DOWN], hidden, row, n_new, delta, row, work, rank, n_threads)
         if layer[plan.N_EXPERTS] != 0:
@@ -218,6 +224,7 @@ def step(rank, team, job):
             blocks.norm(
                 x + lasts[i] * x_row, m, sizes[cells.FINAL_W], sizes[cells.FINAL_B], eps, layer_norm, normed + i * row
             )
+        _meet(alone, team, n_threads, give_way_at)
         at = charge(rank, phases, cells.T_NORM, clock, at)
         _round(head, normed, row, n_lasts, work, alone, team, rank, n_threads, give_way_at)
         multiply(head, normed, row, n_lasts, given[cells.LOGITS], out_row, work, rank, n_threads)
@@ -241,12 +248,18 @@ def step(rank, team, job):
 
 
 @jit
+def _meet(alone, team, n_threads, give_way_at):
+    """Wait for what is shared out by tokens; where each thread does it for itself there is nothing to wait for."""
+    if not alone:
+        barrier(team, n_threads, give_way_at)
+
+
+@jit
 def _round(linear, x, row, n_tokens, work, alone, team, rank, n_threads, give_way_at):
-    """What a product needs of its inputs: that all are there, and rounded where the weights ask for it."""
+    """What a product needs of its inputs, which are there: rounded, where the weights ask for it."""
     if alone:
         round_tokens(linear, x, row, n_tokens, work, 0, 1)
         return
-    barrier(team, n_threads, give_way_at)
     round_tokens(linear, x, row, n_tokens, work, rank, n_threads)
     barrier(team, n_threads, give_way_at)
 

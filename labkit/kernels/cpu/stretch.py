@@ -22,7 +22,7 @@ from labkit.kernels.cpu.stored_simd import (
 )
 from labkit.kernels.cpu.stored_spec import MAX_ROWS
 
-MASKED = np.float32(-1e30)
+MASKED = np.float32(-np.inf)
 
 
 @jit

@@ -1,13 +1,15 @@
-"""How many of a team's threads take a decode step: all of them, or fewer while somebody else needs the cores.
+"""How many of a team's threads take a step: all of them, or fewer while somebody else needs the cores.
 
 A step meets at some 150 barriers, so one thread that has lost its core to a browser or a notebook's server holds up
 all the others for a time slice. On two cores that can cost more than the second thread brings. Whether it does is
 measured: when other processes are busy, a few steps are run with one thread less, and the faster number stays until
-they are done. The tokens are the same with any number (``step.N_PARTS``).
+they are done. The tokens are the same with any number (``step.N_PARTS``). Steps of few tokens and of many choose each
+for themselves; a prompt is over before it has a choice, but without a KV cache every step is a prompt.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -37,38 +39,43 @@ class Squad(Protocol):
 
 
 class Turnout:
-    """One model's threads over time, whatever runs it has: ``run`` counts and chooses."""
+    """One model's threads over time, in steps of one kind, whatever runs it has: ``run`` counts and chooses."""
+
+    _lock = threading.Lock()
 
     def __init__(self) -> None:
         self.n_active = 0
-        """Threads that take the next decode step; 0: all."""
+        """Threads that take the next step; 0: all."""
         self._trial = 0
         self._steps: dict[int, deque[float]] = {}
+        """By number of threads: seconds a token of the last steps."""
         self._watch: BusyWatch | None = None
         self._looked_s = self._tried_s = -1e9
-        self._lock = threading.Lock()
 
-    def run(self, team: Squad, job: np.ndarray, *, alone: bool) -> None:
-        """Run the job. ``alone``: a decode step, which may be given to fewer threads."""
-        if not alone or team.n_threads == 1:
+    def run(self, team: Squad, job: np.ndarray, *, n_tokens: int = 1) -> None:
+        """Run the job, a step of ``n_tokens``, perhaps with fewer threads."""
+        if team.n_threads == 1:
             team.run(job)
             return
         n = min(self._trial or self.n_active or team.n_threads, team.n_threads)
         seconds = team.run(job, n)
         with self._lock:
-            self._steps.setdefault(n, deque(maxlen=5)).append(seconds)
+            self._steps.setdefault(n, deque(maxlen=5)).append(seconds / n_tokens)
             if self._trial:
                 if n == self._trial and len(self._steps[n]) >= TRIAL_STEPS:
                     self._end_trial(team.n_threads)
             elif (now := time.perf_counter()) - self._looked_s > LOOK_EVERY_S:
-                self._look(team.n_threads, now)
+                self._look(team.n_threads, now, seconds)
 
-    def _look(self, n_all: int, now: float) -> None:
-        """Read what others took since the last look, and begin a trial where it might help."""
-        recent = self._watch is not None and now - self._looked_s < 4 * LOOK_EVERY_S
+    def _look(self, n_all: int, now: float, seconds: float) -> None:
+        """Read what others took since the last look, and begin a trial where it might help. ``seconds``: of the step
+        that has just ended, which may be longer than the time between two looks."""
+        recent = self._watch is not None and now - self._looked_s < 4 * LOOK_EVERY_S + seconds
         share = self._watch.so_far()[0] if self._watch is not None and recent else 0.0
         self._looked_s = now
         self._watch = BusyWatch().__enter__()
+        if not recent:
+            self.n_active = 0  # what was found then says nothing of now
         n = self.n_active or n_all
         if not recent or n > n_all or len(self._steps.get(n, ())) < TRIAL_STEPS:
             return
@@ -93,3 +100,12 @@ class Turnout:
         if not self.n_active:
             return ""
         return f"{self.n_active} of {n_all} threads took the last steps, because other programs were using the cores"
+
+
+def _after_fork() -> None:
+    """Another thread of the first process may have held the lock; none of this one does."""
+    Turnout._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
