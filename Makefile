@@ -35,7 +35,7 @@ SHARED := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
 help:  ## what can be done here
 	@echo "make lab      set up what is missing, then open the first notebook in JupyterLab"
-	@echo "make demo     the switchboard alone, full page (Voila)"
+	@echo "make demo     a page of demos without code: switchboard, race, batching, diagnose, roofline (Voila)"
 	@echo "make test     set up what is missing, then run every test: unit, notebooks, browser"
 	@echo "              (or one part of it: make unit, make notebooks, make browser)"
 	@echo "make lint     ruff, pyright, and that notebooks are stripped;  make format  mends what can be mended"
@@ -47,7 +47,7 @@ help:  ## what can be done here
 lab: $(LAB) prepare  ## JupyterLab on the first notebook
 	@$(PY) -m labkit.cli lab $(ARGS)
 
-demo: $(LAB) prepare  ## the switchboard under Voila
+demo: $(LAB) prepare  ## the demos under Voila
 	@$(PY) -m labkit.cli demo $(ARGS)
 
 prepare: $(LAB)
@@ -73,7 +73,13 @@ notebooks: $(DEV)
 	@echo "== Notebooks, each from a fresh kernel ($(JOBS) processes)"
 	@$(SHARED) $(PYTEST) -p tests.notebook_memory --nbval-lax --nbval-current-env --nbval-cell-timeout 120 -n $(JOBS) --dist loadscope notebooks/ $(ARGS)
 
-browser: $(DEV)
+# axe-core looks for what keeps people out; the browser tests load it from disk, and check its sum.
+AXE := tests/browser/node_modules/axe-core/axe.min.js
+$(AXE): tests/browser/package.json
+	@npm install --prefix tests/browser --no-package-lock --ignore-scripts --no-audit --no-fund --silent && touch $@ \
+	  || echo "axe-core was not fetched (is npm there?): its tests are skipped"
+
+browser: $(DEV) $(if $(wildcard tests/browser/package.json),$(AXE))
 	@echo "== JupyterLab and Voila in a headless browser"
 	@$(PYTEST) tests/browser -m browser $(ARGS)
 

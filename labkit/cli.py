@@ -136,7 +136,7 @@ def lab(
 
 @app.command()
 def demo(
-    notebook: Annotated[str, typer.Argument(help="A demo notebook.")] = "demo_pipeline.ipynb",
+    notebook: Annotated[str, typer.Argument(help="One demo notebook; without it, a page of all of them.")] = "",
     port: Annotated[int | None, typer.Option(help="The port on 127.0.0.1.")] = None,
     browser: Annotated[bool, typer.Option(help="Open it in the browser.")] = True,
     max_visitors: Annotated[
@@ -146,14 +146,14 @@ def demo(
         str | None, typer.Option(help="A labkit serve that all pages share (demo_together.ipynb): its address.")
     ] = None,
 ) -> None:
-    """Show the switchboard alone, full page, with Voila."""
+    """Show the demos with Voila, full pages without code: switchboard, race, batching, diagnose, roofline."""
     from labkit import launch
 
-    path = launch.notebook_path(notebook)
     if engine is not None:
         from labkit.serving.remote import ENGINE_VARIABLE
 
         os.environ[ENGINE_VARIABLE] = engine
+    path = launch.notebook_path(notebook) if notebook else launch.demos_folder(with_engine=engine is not None)
     print(f"Starting Voila on {path.name} (Ctrl-C ends it; a page's kernel ends soon after the page is closed) ...")
     raise typer.Exit(
         launch.become(launch.voila_command(path, port=port, open_browser=browser, max_visitors=max_visitors))

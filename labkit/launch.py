@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from labkit.resources import cache_folder
+
 FIRST_NOTEBOOK = "00_start_here.ipynb"
 DEMO_NOTEBOOK = "demo_pipeline.ipynb"
+"""The switchboard, the first of the demos."""
+SHARED_DEMO = "demo_together.ipynb"
+"""The demo that needs an engine beside it (``labkit demo --engine``)."""
 CLONE = Path(__file__).resolve().parent.parent
 VOILA_TEMPLATES = Path(__file__).resolve().parent / "ui" / "static" / "jupyter"
 LAB_SETTINGS = Path(__file__).resolve().parent / "ui" / "static" / "lab_settings"
 
-GONE_S, LOOK_S = 10, 5
+GONE_S, LOOK_S = 20, 5
 """A Voila kernel whose page has gone is ended after this long, looked at this often: browsers do not always say that a
-page was closed. An open page keeps its own, however long it is left alone."""
+page was closed. An open page keeps its own, however long it is left alone; on a busy machine it may lose its line for
+some seconds, and that is no goodbye."""
 UNSEEN_S = 300
 """The same for a kernel that no page was ever connected to: on a busy machine a page takes its time."""
 VISITORS_VARIABLE = "LABKIT_MAX_VISITORS"
@@ -42,6 +49,23 @@ def notebook_path(name: str) -> Path:
     )
 
 
+def demos_folder(*, with_engine: bool = False) -> Path:
+    """A folder that holds the demos and nothing else, fresh from the clone: what Voila may list and run. The one whose
+    visitors share an engine only ``with_engine``.
+
+    Raises FileNotFoundError where there are no notebooks.
+    """
+    source = notebook_path(DEMO_NOTEBOOK).parent
+    folder = cache_folder() / "demos"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in sorted(source.glob("demo_*.ipynb")):
+        if path.name == SHARED_DEMO and not with_engine:
+            continue
+        shutil.copyfile(path, folder / path.name)
+    return folder
+
+
 def lab_command(notebook: Path, *, port: int | None = None, open_browser: bool = True) -> list[str]:
     """JupyterLab on ``notebook``, rooted at the folder above ``notebooks/``."""
     _need("jupyterlab")
@@ -61,8 +85,9 @@ def lab_command(notebook: Path, *, port: int | None = None, open_browser: bool =
 def voila_command(
     notebook: Path, *, port: int | None = None, open_browser: bool = True, max_visitors: int = 0
 ) -> list[str]:
-    """Voila on ``notebook``: its widgets alone, no source, no template from the notebook, a kernel for each page while
-    it is open, at most ``max_visitors`` (0: as many as free memory holds)."""
+    """Voila on ``notebook``, or on the page of demos for a folder of them: widgets alone, no source, no template from
+    the notebook, a kernel for each page while it is open, at most ``max_visitors`` (0: as many as free memory holds).
+    """
     _need("voila")
     # Voila's own lab template asks a CDN for two style sheets; labkit's leaves them out, so a page works offline.
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, (str(VOILA_TEMPLATES), os.environ.get("JUPYTER_PATH"))))

@@ -285,6 +285,18 @@ def test_voila_is_locked_down():
     assert any(option.startswith("--MappingKernelManager.cull_idle_timeout=") for option in command)
 
 
+def test_the_page_of_demos_holds_the_demos_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    folder = launch.demos_folder()
+    (folder / "demo_old.ipynb").write_text("{}")
+    shown = {path.name for path in launch.demos_folder().iterdir()}
+    there = {path.name for path in (ROOT / "notebooks").glob("demo_*.ipynb")}
+    assert shown == there - {launch.SHARED_DEMO}
+    assert {path.name for path in launch.demos_folder(with_engine=True).iterdir()} == there
+    listing = (launch.VOILA_TEMPLATES / "voila/templates/labkit/tree-lab.html").read_text(encoding="utf-8")
+    assert all(f'"{name}"' in listing for name in there), "a demo without a title is not on the page"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="exec replaces the process on POSIX only")
 def test_become_replaces_the_process():
     code = (

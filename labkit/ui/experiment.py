@@ -174,7 +174,7 @@ class Experiment:
             control.set_disabled(running)
 
     def _tick(self, job: Job) -> None:
-        self.status.set("running", job.message or "Running ...", job.fraction)
+        self.status.set("running", job.message or "Running ...", job.fraction, job.elapsed_s)
         face = self._face
         if face and face._shown is not None and face._shown is not self._drawn and job.elapsed_s - self._drawn_s > 0.2:
             self._drawn_s = job.elapsed_s

@@ -12,6 +12,9 @@ from IPython.display import HTML, display
 
 from labkit.ui.theme import css
 
+LONG = 40
+"""Characters from which a column of text is kept wide enough to read."""
+
 
 def show(body: str) -> None:
     """Display ``body`` (trusted HTML of ours) with labkit's style."""
@@ -86,6 +89,7 @@ def table(
         return f'<p class="lk-muted">{prose(caption)} (nothing yet)</p>'
     columns = list(dict.fromkeys(key for row in rows for key in row))
     numeric = {c: all(_is_number(row.get(c)) for row in rows) for c in columns}
+    long = {c: any(len(str(row.get(c, ""))) > LONG for row in rows) and not numeric[c] for c in columns}
     head = "".join(f'<th scope="col"{_cls(numeric[c])}>{escape(str(c))}</th>' for c in columns)
     body = []
     for idx, row in enumerate(rows):
@@ -93,7 +97,7 @@ def table(
         cells = []
         for at, column in enumerate(columns):
             text = escape(number(row.get(column)))
-            classes = _cls(numeric[column], column in marked)
+            classes = _cls(numeric[column], column in marked, long[column])
             first = at == 0 and row_header
             cells.append(f'<th scope="row"{classes}>{text}</th>' if first else f"<td{classes}>{text}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
@@ -116,6 +120,7 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))
 
 
-def _cls(is_number: bool, is_differing: bool = False) -> str:
-    names = " ".join(n for n, on in (("is-number", is_number), ("is-differing", is_differing)) if on)
+def _cls(is_number: bool, is_differing: bool = False, is_long: bool = False) -> str:
+    kinds = (("is-number", is_number), ("is-differing", is_differing), ("is-long", is_long))
+    names = " ".join(name for name, on in kinds if on)
     return f' class="{names}"' if names else ""

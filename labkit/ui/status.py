@@ -1,4 +1,4 @@
-"""The status line of a panel: a word, a sentence, and how far it is."""
+"""The status line of a panel: a word, a sentence, how far it is and for how long it has been at it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ class StatusLine(anywidget.AnyWidget):
     state = traitlets.Enum(STATES, default_value="idle").tag(sync=True)
     text = traitlets.Unicode("").tag(sync=True)
     progress = traitlets.Float(-1.0).tag(sync=True)
+    seconds = traitlets.Int(0).tag(sync=True)
+    """Since the work began: the line moves while it runs, and a page that hears nothing for long says what to do."""
 
     def __init__(self) -> None:
         super().__init__()
         self.add_class("lk-status")
 
-    def set(self, state: str, text: str, progress: float = -1.0) -> None:
-        """All three in one message."""
+    def set(self, state: str, text: str, progress: float = -1.0, seconds: float = 0.0) -> None:
+        """All of it in one message."""
         with self.hold_sync():
-            self.state, self.text, self.progress = state, text, float(progress)
+            self.state, self.text, self.progress, self.seconds = state, text, float(progress), int(seconds)

@@ -22,7 +22,7 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
 )
-LOAD_MS = 180_000
+LOAD_MS = 400_000
 """A cold kernel imports torch and loads a model; on a busy machine that takes its time."""
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 
 TOKEN = "labkit-browser-test"
-START_S = 120
+START_S = 300
 BOARDS = """
 from IPython.display import display
 from labkit.ui.panels.switchboard import Switchboard
@@ -27,6 +27,25 @@ second = Switchboard(prompt="story", max_new_tokens=400)
 display(first, second)
 """
 """Both in one cell: JupyterLab takes cells that are out of sight off the page."""
+SMALL = """
+from IPython.display import display
+from labkit.ui import lesson
+
+def count(job, n, by):
+    for i in range(n * 10):
+        job.progress(i / (n * 10), "counting")
+        job.stop_event.wait(0.1)
+    return lesson.Result(rows=[{"n": n, "what": "a sentence that is long enough to be given room in its table"}])
+
+answers = ["not far", "as far as the words of an answer go that needs two lines", "far"]
+guess = lesson.predict("How far?", choices=answers)
+panel = lesson.Experiment("Count", count, {"n": lesson.choice("To", [10, 20, 60]), "by": lesson.slider("By", 1, 9, 1)})
+questions = [("Which?", {"this": "Yes.", "that": "No."}, "this")] * 3
+display(guess, panel, lesson.quiz(*questions))
+display(lesson.table([{"a": 1, "b": "two"}], "A table"), lesson.note("A note with `code`."))
+lesson.show_source("labkit.ui.html.size")
+"""
+"""Every kind of thing that a lesson shows, and no model."""
 
 
 @dataclass
@@ -53,6 +72,7 @@ def write_notebook(path: Path, code: str) -> None:
 def write_notebooks(folder: Path, demo: Path) -> None:
     """Two panels on one page, and a copy of the demo: the browser may save what it likes here."""
     write_notebook(folder / "two_panels.ipynb", BOARDS.strip())
+    write_notebook(folder / "small_panels.ipynb", SMALL.strip())
     (folder / demo.name).write_text(demo.read_text(encoding="utf-8"), encoding="utf-8")
 
 

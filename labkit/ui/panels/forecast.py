@@ -164,7 +164,7 @@ class AdviceCard:
         self.best_button.disabled = running or self.advice is None or self.advice.best is None
 
     def _tick(self, job: Job) -> None:
-        self.status.set("running", job.message or "Working ...", job.fraction)
+        self.status.set("running", job.message or "Working ...", job.fraction, job.elapsed_s)
 
     def _end(self, job: Job) -> None:
         if isinstance(job.result, advising.Advice):

@@ -92,7 +92,7 @@ class ForecastCard:
         )
 
     def _tick(self, job: Job) -> None:
-        self.status.set("running", job.message or "Measuring ...", job.fraction)
+        self.status.set("running", job.message or "Measuring ...", job.fraction, job.elapsed_s)
 
     def _end(self, job: Job) -> None:
         self.button.disabled = False

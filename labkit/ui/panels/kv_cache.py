@@ -129,7 +129,7 @@ class TogglePanel(Experiment):
         fields = {
             "prompt": choice("Prompt", prompts, story, width="240px"),
             "n_tokens": slider("New tokens", 16, 160, 32, step=8),
-            "switch_at": slider("Cache on at token", 4, 80, 12, step=4),
+            "switch_at": slider("Cache on after token", 4, 80, 12, step=4),
         }
         super().__init__(
             "What changes when the cache comes on in the middle of a run?",

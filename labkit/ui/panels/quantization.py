@@ -125,10 +125,19 @@ def weigh(lab: Any, job: Any, *, n_tokens: int) -> Result:
             "computed by": computed[row["weights"]],
         }
     data = {"rows": rows, "busy": watch.share > 0.3}
-    return Result(_three(rows), rows, _weighed(data), "Bytes counted; the rest measured on this machine", data=data)
+
+    def mark(figure: Any, guess: float) -> None:
+        line = {"color": theme.VERMILION, "dash": "dash"}
+        at = rows[0]["ms a token"] / guess
+        figure.add_hline(y=at, line=line, annotation_text="your guess for int4", row=1, col=3)
+
+    figure = _three(rows, {name: (min(mine), max(mine)) for name, mine in times.items()})
+    caption = "Bytes counted; the rest measured on this machine"
+    return Result(figure, rows, _weighed(data), caption, mark_guess=mark, data=data)
 
 
-def _three(rows: list[dict[str, Any]]) -> Any:
+def _three(rows: list[dict[str, Any]], ranges: dict[str, tuple[float, float]]) -> Any:
+    """Three plots; on the times the range of the turns."""
     figure = make_subplots(rows=1, cols=3, subplot_titles=("MB", "perplexity", "ms a token"), horizontal_spacing=0.09)
     for col, key in enumerate(("MB", "perplexity", "ms a token"), 1):
         values = [row[key] for row in rows]
@@ -146,6 +155,13 @@ def _three(rows: list[dict[str, Any]]) -> Any:
             col=col,
         )
         figure.update_yaxes(range=[0, 1.18 * max(values)], row=1, col=col)
+    low, high = zip(*(ranges[row["weights"]] for row in rows), strict=True)
+    middle = [row["ms a token"] for row in rows]
+    error = {"symmetric": False, "array": [h - m for h, m in zip(high, middle, strict=True)]}
+    error["arrayminus"] = [m - l for l, m in zip(low, middle, strict=True)]
+    figure.data[-1].update(error_y=error)
+    figure.update_yaxes(range=[0, 1.25 * max(high)], row=1, col=3)
+    figure.update_annotations(yshift=10)
     theme.figure_layout(figure, x="", y="")
     figure.update_layout(showlegend=False, height=320)
     return figure
@@ -155,8 +171,8 @@ def _weighed(data: dict[str, Any]) -> str:
     rows = {row["weights"]: row for row in data["rows"]}
     plain, four = rows["unpacked"], rows["int4"]
     return (
-        f"int4 takes {plain['MB'] / four['MB']:.1f} times fewer bytes than unpacked weights, its perplexity is "
-        f"{four['perplexity'] / plain['perplexity'] - 1:+.0%}, and a token takes "
+        f"int4 takes {plain['MB'] / four['MB']:.1f} times fewer bytes than unpacked weights, its perplexity changes "
+        f"by {four['perplexity'] / plain['perplexity'] - 1:+.0%}, and a token takes "
         f"{plain['ms a token'] / four['ms a token']:.1f} times less time."
     )
 

@@ -130,15 +130,16 @@ class Switchboard:
         """Every 100 ms: the latest state, in one message."""
         run = self._run
         if run is None:
-            self.status.set("loading" if job.message else "running", job.message or "Starting ...")
+            self.status.set("loading" if job.message else "running", job.message or "Starting ...", -1, job.elapsed_s)
             return
         trace = run.snapshot()
         self._draw(trace, run.text, running=True)
         n, most = trace.n_tokens, self._settings.max_new_tokens if self._settings else 1
         if n:
-            self.status.set("running", "Decoding", n / most)
+            self.status.set("running", "Decoding", n / most, job.elapsed_s)
         else:
-            self.status.set("running", "Prefill: reading the prompt")
+            many = f"the prompt's {trace.n_prompt_tokens:,} tokens" if trace.n_prompt_tokens else "the prompt"
+            self.status.set("running", f"Prefill: reading {many}", -1, job.elapsed_s)
 
     def _end(self, job: Job) -> None:
         """The picture and the word first, so that Stop is seen at once; then what takes a little longer."""
@@ -227,20 +228,19 @@ class Switchboard:
             '<div class="lk-sub">A real model answers; the bars show where each millisecond goes.</div></div>'
             f'<span class="lk-tag">{html.prose(where)}</span></div>'
         )
-        left = controls.stack(self.switches.widget)
-        left.add_class("lk-left")
-        right = controls.stack(
+        answer = controls.stack(
             controls.row(self.run_button, self.stop_button, self.reset_button, self.status, middle=True),
             self.error,
             self.bars,
             *(extra.widget for extra in self.extras),
             self.table,
-            self.runs,
         )
-        right.add_class("lk-right")
-        columns = w.Box([left, right])
+        areas = {"lk-ask": self.switches.ask, "lk-answering": answer, "lk-switches": self.switches.widget}
+        for name, area in areas.items():
+            area.add_class(name)
+        columns = w.Box(list(areas.values()))
         columns.add_class("lk-columns")
-        return controls.stack(head, columns, panel=True)
+        return controls.stack(head, columns, self.runs, panel=True)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -81,7 +81,12 @@ class Switches:
         self.chat.observe_value(guard(on_prompt_change))
         for switch in (self.model, self.dtype, self.weights):
             switch.observe_value(guard(on_load_change))
-        self.widget = self._arrange()
+        self.ask = _group("Prompt", self.ready, self.prompt, self.prompt_note, controls.grid(self.chat, self.length))
+        """What is asked; everything else is in ``widget``."""
+        self.widget = controls.stack(
+            _group("Model", self.model, controls.grid(self.dtype, self.weights)),
+            _group("Run", controls.grid(*self.pickers.values(), self.seed)),
+        )
 
     @property
     def load_options(self) -> dict[str, Any]:
@@ -143,19 +148,11 @@ class Switches:
         count = "" if n_tokens is None else f"{n_tokens:,} tokens of {room:,}. "
         self.prompt_note.value = f'<div class="lk-help"><b class="lk-num">{count}</b>{escape(shows)}</div>'
 
-    def _arrange(self) -> w.Box:
-        groups = (
-            ("Prompt", [self.ready, self.prompt, self.prompt_note, controls.grid(self.chat, self.length)]),
-            ("Model", [self.model, controls.grid(self.dtype, self.weights)]),
-            ("Run", [controls.grid(*self.pickers.values(), self.seed)]),
-        )
-        boxes = []
-        for title, children in groups:
-            head = w.HTML(f'<div class="lk-eyebrow">{title}</div>')
-            box = controls.stack(head, *children)
-            box.add_class("lk-group")
-            boxes.append(box)
-        return controls.stack(*boxes)
+
+def _group(title: str, *children: Any) -> w.Box:
+    box = controls.stack(w.HTML(f'<div class="lk-eyebrow">{title}</div>'), *children)
+    box.add_class("lk-group")
+    return box
 
 
 def _title(menu: controls.Field) -> str:

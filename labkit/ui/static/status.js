@@ -1,21 +1,78 @@
-// One line that says what is going on. The live region stays in place and only its text changes, so screen
-// readers announce it; progress carries real ARIA values.
+// One line that says what is going on. The live region stays in place and only its text changes, so screen readers
+// announce it; progress carries real ARIA values; the seconds that pass are for the eye alone.
+const QUIET_MS = 30000;
+
+// A JupyterLab page takes arrow keys and letters for its own commands wherever it thinks nobody types: in a menu, at a
+// radio button, on a slider. Inside a panel they belong to the control. Shift+Enter and Ctrl+S stay the page's.
+function keepKeys(event) {
+  const forThePage = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
+  if (!forThePage) event.stopPropagation();
+}
+// A slider's caption stands beside it, and nothing ties the two together for those who cannot see it.
+function nameSliders() {
+  document.querySelectorAll(".labkit .noUi-handle:not([aria-label])").forEach((handle) => {
+    const caption = handle.closest(".widget-hslider")?.querySelector(".widget-label")?.textContent.trim();
+    if (caption) handle.setAttribute("aria-label", caption);
+  });
+}
+
+if (!window.labkitAround) {
+  window.labkitAround = true;
+  window.addEventListener("focusin", (event) => {
+    event.target.closest?.(".labkit.lk-panel")?.addEventListener("keydown", keepKeys);
+  });
+  let due = false;
+  new MutationObserver(() => {
+    if (due) return;
+    due = true;
+    setTimeout(() => { due = false; nameSliders(); }, 300);
+  }).observe(document.body, { childList: true, subtree: true });
+}
+
+function advice() {
+  const what = document.body.dataset.voila ? "load this page again" : "run the page's cells again, from the top";
+  return `If its kernel was restarted or has ended, this panel hears no more of it: ${what}.`;
+}
+
 function render({ model, el }) {
   el.innerHTML =
-    '<div class="labkit-status"><span class="lk-dot" aria-hidden="true"></span>' +
-    '<span class="lk-status-text" role="status" aria-live="polite"></span>' +
-    '<span class="lk-progress" role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100"><i></i></span></div>';
-  const [box, text, bar] = ["div", ".lk-status-text", ".lk-progress"].map((s) => el.querySelector(s));
+    '<div class="labkit-status"><span class="lk-dot" aria-hidden="true"></span><span>' +
+    '<span class="lk-status-text" role="status" aria-live="polite"></span><span class="lk-seconds" aria-hidden="true"></span>' +
+    '</span><span class="lk-progress" role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100"><i></i></span>' +
+    '<span class="lk-advice" role="status" hidden></span></div>';
+  const [box, text, seconds, bar, note] = ["div", ".lk-status-text", ".lk-seconds", ".lk-progress", ".lk-advice"].map(
+    (s) => el.querySelector(s));
+  let heard = Date.now();
+  const waits = () => ["running", "loading"].includes(model.get("state"));
   const draw = () => {
-    const progress = model.get("progress");
+    const [progress, passed] = [model.get("progress"), model.get("seconds")];
+    heard = Date.now();
+    note.hidden = true;
     box.dataset.state = model.get("state");
     if (text.textContent !== model.get("text")) text.textContent = model.get("text");
+    seconds.textContent = waits() && passed > 1 ? ` ${passed} s` : "";
     bar.hidden = progress < 0;
     bar.setAttribute("aria-valuenow", Math.round(100 * Math.max(0, progress)));
     bar.firstChild.style.width = 100 * Math.max(0, Math.min(1, progress)) + "%";
   };
+  const warn = (words) => {
+    if (!waits() || !note.hidden) return;
+    note.textContent = words;
+    note.hidden = false;
+  };
+  // On a restart the page drops its line to the kernel, and says so by this event; elsewhere silence is the sign.
+  const cut = () => warn(advice());
+  const watch = setInterval(() => {
+    if (Date.now() - heard > QUIET_MS) warn(`No news for ${Math.round((Date.now() - heard) / 1000)} s. ${advice()}`);
+  }, 5000);
   model.on("change", draw);
+  model.on("comm_live_update", cut);
   draw();
-  return () => model.off("change", draw);
+  setTimeout(nameSliders, 300);
+  return () => {
+    clearInterval(watch);
+    model.off("change", draw);
+    model.off("comm_live_update", cut);
+  };
 }
 export default { render };
