@@ -46,14 +46,14 @@ class ForecastCard:
         self.status.set("idle", "Run something first.")
 
     def started(self, settings: Settings, model: Any) -> None:
-        self.config = model.config
+        self.config, self.weights = model.config, model.weights
 
     def finished(self, settings: Settings, completion: Completion) -> None:
         meta = completion.trace.meta
         self.completion, self.forecast = completion, None
         device = str(meta["device"]).split(":")[0]
         cache = settings.pipeline["kv_cache"]
-        self.engine = Engine(meta["backend"], settings.load["weights"], meta["dtype"], cache, device)
+        self.engine = Engine(meta["backend"], self.weights, meta["dtype"], cache, device)
         self.button.disabled = completion.trace.n_tokens == 0
         self.out.value = ""
         if self.button.disabled:
