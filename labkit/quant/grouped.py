@@ -25,6 +25,7 @@ class GroupLinear(PackedLinear):
     """
 
     kind = "groups"
+    own = ("weight", "scales", "zeros", "minima")
     zeros: Tensor | None
     minima: Tensor | None
     order: Tensor | None
@@ -51,12 +52,19 @@ class GroupLinear(PackedLinear):
         return Groups(self.bits, codes, self.scales, self.zeros, self.minima)
 
     def dequantize(self) -> Tensor:
-        return self._in_order(self.groups().dequantize())
+        weight, scales, zeros, minima, made = self.weight, self.scales, self.zeros, self.minima, self._layout
+        if made is not None:
+            return made.dequantize()
+        codes = planes.unpack(weight, self.in_features, self.bits)
+        return self._in_order(Groups(self.bits, codes, scales, zeros, minima).dequantize())
 
     def rows(self, ids: Tensor) -> Tensor:
-        codes = planes.unpack(self.weight[ids], self.in_features, self.bits)
-        zeros, minima = (None if t is None else t[ids] for t in (self.zeros, self.minima))
-        return self._in_order(Groups(self.bits, codes, self.scales[ids], zeros, minima).dequantize())
+        weight, scales, zeros, minima, made = self.weight, self.scales, self.zeros, self.minima, self._layout
+        if made is not None:
+            return made.rows(ids)
+        codes = planes.unpack(weight[ids], self.in_features, self.bits)
+        zeros, minima = (None if t is None else t[ids] for t in (zeros, minima))
+        return self._in_order(Groups(self.bits, codes, scales[ids], zeros, minima).dequantize())
 
     def _in_order(self, dense: Tensor) -> Tensor:
         if self.order is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,14 @@ INT8_PAD = 32
 
 
 class PackedLinear(nn.Module):
-    """``x W^T + b`` with W in fewer bits. Subclasses hold W; ``dequantize`` gives it back, (N, K) float32."""
+    """``x W^T + b`` with W in fewer bits. Subclasses hold W; ``dequantize`` gives it back, (N, K) float32.
+
+    Once a CPU's compiled products have asked for ``panels``, these hold the codes and the layout of ``own`` is let go:
+    the same numbers in another order, and not twice in memory. Who reads ``own`` reads it before ``_layout``, which is
+    set first: another thread may ask meanwhile."""
+
+    own: ClassVar[tuple[str, ...]] = ("weight", "scales")
+    """Buffers that the panels make superfluous."""
 
     kind: str
     in_features: int
@@ -30,7 +38,7 @@ class PackedLinear(nn.Module):
     """Why the compiled steps leave a model with such a linear to plain PyTorch; None when they have its product."""
     gpu_kind: int | None = None
     """The number under which the GPU's kernels know this layout; None: they do not."""
-    _panels: tuple[Any, Panels] | None = None
+    _layout: Panels | None = None
 
     def dequantize(self) -> Tensor:
         raise NotImplementedError
@@ -40,14 +48,18 @@ class PackedLinear(nn.Module):
         raise NotImplementedError
 
     def panels(self) -> Panels:
-        """The same weights as a CPU's compiled products read them: made when first asked for, and kept."""
-        stamp = self.weight.data_ptr(), self.weight._version
-        if self._panels is None or self._panels[0] != stamp:
-            self._panels = stamp, self._make_panels()
-        return self._panels[1]
+        """The same weights as a CPU's compiled products read them: made when first asked for, and kept instead."""
+        if self._layout is None:
+            self._layout = made = self._make_panels()
+            for name, tensor in (("codes", made.codes), ("scales", made.scales), ("minima", made.minima)):
+                self.register_buffer(f"panel_{name}", tensor)
+            for name in self.own:
+                if (tensor := getattr(self, name)) is not None:
+                    setattr(self, name, tensor.new_empty(0))
+        return self._layout
 
     def groups(self) -> grid.Groups:
-        """The matrix as codes, scales and offsets of groups: what a kernel packs its own way."""
+        """The matrix as codes, scales and offsets of groups: what a kernel packs its own way, before it has."""
         raise NotImplementedError
 
     def _make_panels(self) -> Panels:
@@ -82,21 +94,35 @@ class Int8Linear(PackedLinear):
         self.register_buffer("scales", scales)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
+    def _matrix(self) -> tuple[Tensor, Tensor]:
+        """The codes int8 (N, K or more) and the scales (N,), wherever they are held."""
+        weight, scales, made = self.weight, self.scales, self._layout
+        if made is None:
+            return weight, scales
+        codes = made.codes ^ 128 if self.round_tokens else made.codes
+        bare = replace(made, codes=codes, scales=torch.ones_like(made.scales))
+        return bare.dequantize().to(torch.int8), made.scales.flatten()[: self.out_features]
+
     def dequantize(self) -> Tensor:
-        return self.weight[:, : self.in_features].float() * self.scales[:, None]
+        codes, scales = self._matrix()
+        return codes[:, : self.in_features].float() * scales[:, None]
 
     def _make_panels(self) -> Panels:
         return panel_layout.pack_int8(self.weight[:, : self.in_features], self.scales, offset=self.round_tokens)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return self.weight[ids, : self.in_features].float() * self.scales[ids, None]
+        weight, scales, made = self.weight, self.scales, self._layout
+        if made is not None and not self.round_tokens:
+            return made.rows(ids)
+        if made is not None:
+            weight, scales = self._matrix()
+        return weight[ids, : self.in_features].float() * scales[ids, None]
 
     def forward(self, x: Tensor) -> Tensor:
         if compiled.active():
             return compiled.multiply(self.table_row(), x, self.bias)
-        if self.round_tokens:
-            return packed.linear_w8a8(x, self.weight, self.scales, self.bias)
-        return packed.linear_int8(x, self.weight, self.scales, self.bias)
+        multiply = packed.linear_w8a8 if self.round_tokens else packed.linear_int8
+        return multiply(x, *self._matrix(), self.bias)
 
 
 class Int4Linear(PackedLinear):
@@ -104,6 +130,7 @@ class Int4Linear(PackedLinear):
 
     kind = "int4"
     gpu_kind = 4
+    own = ("weight", "scales", "zeros")
     zeros: Tensor | None
 
     def __init__(self, q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None = None) -> None:
@@ -124,24 +151,29 @@ class Int4Linear(PackedLinear):
         return grid.Groups(4, grid.unpack_int4(self.weight, n, k), scales, zeros)
 
     def dequantize(self) -> Tensor:
-        return packed.unpack_weight_int4(
-            self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.in_features
-        )
+        weight, scales, zeros, made = self.weight, self.scales, self.zeros, self._layout
+        if made is not None:
+            return made.dequantize()
+        return packed.unpack_weight_int4(weight, scales, zeros, self.group_size, self.out_features, self.in_features)
 
     def rows(self, ids: Tensor) -> Tensor:
+        weight, scales, zeros, made = self.weight, self.scales, self.zeros, self._layout
+        if made is not None:
+            return made.rows(ids)
         panels, inverse = torch.unique(ids // grid.PANEL, return_inverse=True)
-        zeros = None if self.zeros is None else self.zeros[panels]
+        zeros = None if zeros is None else zeros[panels]
         found = packed.unpack_weight_int4(
-            self.weight[panels], self.scales[panels], zeros, self.group_size, len(panels) * grid.PANEL, self.in_features
+            weight[panels], scales[panels], zeros, self.group_size, len(panels) * grid.PANEL, self.in_features
         )
         return found[inverse * grid.PANEL + ids % grid.PANEL]
 
     def forward(self, x: Tensor) -> Tensor:
         if compiled.active():
             return compiled.multiply(self.table_row(), x, self.bias)
-        return packed.linear_int4(
-            x, self.weight, self.scales, self.zeros, self.group_size, self.out_features, self.bias
-        )
+        weight, scales, zeros, made = self.weight, self.scales, self.zeros, self._layout
+        if made is not None:
+            return F.linear(x, made.dequantize().to(x.dtype), self.bias)
+        return packed.linear_int4(x, weight, scales, zeros, self.group_size, self.out_features, self.bias)
 
 
 class PackedEmbedding(nn.Module):

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.kernels.cpu import linear as compiled
-from labkit.kernels.panel_layout import Panels
 from labkit.quant import block_groups, blocks, grouped, size
 from labkit.quant.format import WeightFormat, register_format
 from labkit.quant.grid import GROUP_SIZES, Grid, Groups
@@ -26,43 +25,27 @@ PLAIN = "plain"
 
 
 class StoredLinear(PackedLinear):
-    """``weight`` (N, bytes of a row) uint8: rows of ``blocks`` of the format ``kind`` ("Q4_1", "Q6_K", ...).
+    """``weight`` (N, bytes of a row) uint8: rows of ``blocks`` of the format ``kind`` ("Q4_1", "Q6_K", ...)."""
 
-    Once a CPU's compiled products have asked for ``panels``, these hold the codes and the blocks are let go: the same
-    numbers in another order, and not twice in memory."""
-
-    panel_codes: Tensor | None
-    panel_scales: Tensor | None
-    panel_minima: Tensor | None
+    own = ("weight",)
 
     def __init__(self, kind: str, raw: Tensor, n_in: int, bias: Tensor | None = None) -> None:
         super().__init__()
         self.kind = kind
         self.out_features, self.in_features = len(raw), n_in
         self.register_buffer("weight", raw)
-        for name in ("panel_codes", "panel_scales", "panel_minima"):
-            self.register_buffer(name, None)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._layout: Panels | None = None
 
     def groups(self) -> Groups:
         """The same matrix as codes, scales and minima: what a kernel packs its own way."""
         return block_groups.groups(self.weight, self.kind, self.in_features)
 
-    def panels(self) -> Panels:
-        if self._layout is None:
-            self._layout = made = self._make_panels()
-            self.panel_codes, self.panel_scales, self.panel_minima = made.codes, made.scales, made.minima
-            self.weight = self.weight.new_empty(0)
-        return self._layout
-
     def dequantize(self) -> Tensor:
         return self._widen(torch.float32)
 
     def rows(self, ids: Tensor) -> Tensor:
-        if self._layout is not None:
-            return self._layout.rows(ids)
-        return self._of_blocks(self.weight[ids], torch.float32)
+        raw, made = self.weight, self._layout
+        return self._of_blocks(raw[ids], torch.float32) if made is None else made.rows(ids)
 
     def forward(self, x: Tensor) -> Tensor:
         if compiled.active() and self.why_not_compiled is None:
@@ -76,9 +59,8 @@ class StoredLinear(PackedLinear):
         return f"{self.kind} blocks have no compiled product: plain PyTorch unpacks them for each step."
 
     def _widen(self, dtype: torch.dtype) -> Tensor:
-        if self._layout is not None:
-            return self._layout.dequantize().to(dtype)
-        return self._of_blocks(self.weight, dtype)
+        raw, made = self.weight, self._layout
+        return self._of_blocks(raw, dtype) if made is None else made.dequantize().to(dtype)
 
     def _of_blocks(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
         if raw.device.type != "cpu":

@@ -74,9 +74,9 @@ def test_looking_tokens_up_equals_torchs_embedding(weights, dtype):
         transformer = quantize(random_model(FAMILIES[family]).to(dtype), weights)
         ids, cache = torch.tensor([5, 0, 100, 5]), cache_for(transformer, dtype)
         opened = transformer.open(cache, len(ids))
+        wanted = transformer.embedding(ids)
         found = torch.from_numpy(lookup.Table(transformer).rows(ids.numpy(), opened))
         assert found.dtype == torch.float32
-        wanted = transformer.embedding(ids)
         if family == "gemma2":
             wanted = wanted * torch.tensor(8.0, dtype=dtype)
         if family == "gpt2":
