@@ -1,6 +1,7 @@
 """Does the diagnosis agree with the server's own timings? Figures for real servers on this machine, and the mock.
 
-    python benchmarks/diagnose.py                        the mock over HTTP, labkit serve, llama.cpp (xllamacpp)
+    python benchmarks/diagnose.py                        the mock over HTTP, in the client's process and in one of its
+                                                         own; labkit serve; llama.cpp (xllamacpp)
     python benchmarks/diagnose.py http://127.0.0.1:8000  any server that is running: vLLM, transformers serve, ...
 
 For each: the client's median TTFT and time per token beside what the server says of itself, and their ratio.
@@ -29,6 +30,28 @@ from labkit.perf.busy import BusyWatch
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOAD = diagnose.Workload(n_prompt_tokens=128, n_new_tokens=64, concurrency=2)
+
+
+MOCK = Quirks(prefill_tok_s=1500, decode_s=0.01, fixed_s=0.002, says_timings=True)
+APART = """
+import sys
+from benchmarks.diagnose import MOCK, LoopbackServer
+with LoopbackServer(MOCK) as server:
+    print(server.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def mock_apart() -> Iterator[str]:
+    """The mock in a process of its own: its threads do not wait for the client's interpreter."""
+    command = [sys.executable, "-c", APART]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdin is not None
+        assert it.stdout is not None
+        yield it.stdout.readline().strip()
+        it.stdin.close()
+        it.wait(30)
 
 
 @contextlib.contextmanager
@@ -92,9 +115,10 @@ def main() -> None:
         for url in sys.argv[1:]:
             measure(url, url)
         return
-    quirks = Quirks(prefill_tok_s=1500, decode_s=0.01, fixed_s=0.002, says_timings=True)
-    with LoopbackServer(quirks) as server:
-        measure("mock over HTTP (truth: 1,500 tokens/s, 10 ms a token)", server.url)
+    with LoopbackServer(MOCK) as server:
+        measure("mock in the client's process (truth: 1,500 tokens/s, 10 ms a token)", server.url)
+    with mock_apart() as url:
+        measure("mock in a process of its own", url)
     with labkit_serve() as url:
         measure("labkit serve, SmolLM2-135M", url)
     try:

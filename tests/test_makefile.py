@@ -159,3 +159,22 @@ def test_ci_installs_only_what_is_missing_and_reports_failure(tmp_path):
     assert said[0] == "apt-get update -qq"
     assert said[1].endswith("--no-install-recommends chromium")
     assert said[2:] == ["make lint", "make test"]
+
+
+def test_a_missing_browser_is_fetched_before_its_tests_are_skipped(monkeypatch):
+    from tests.browser import conftest
+
+    asked = []
+
+    def playwright(command, **options):
+        asked.append(command[1:])
+        return subprocess.CompletedProcess(command, 1, "", "Error: no network\n    at lookup {\n  errno: 1\n}\n")
+
+    monkeypatch.setattr(subprocess, "run", playwright)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="failed: Error: no network"):
+        conftest.fetch_browser()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="failed: Error: no network"):
+        conftest.fetch_browser()
+    assert asked == [["-m", "playwright", "install", "chromium"]] * 2

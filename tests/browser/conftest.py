@@ -52,7 +52,8 @@ def fetch_browser():
         [sys.executable, "-m", "playwright", "install", "chromium"], capture_output=True, text=True
     )
     if fetched.returncode:
-        said = (fetched.stderr.strip().splitlines() or ["no reason given"])[-1]
+        lines = fetched.stderr.strip().splitlines() or ["no reason given"]
+        said = next((line for line in lines if "Error" in line), lines[-1])
         message = (
             f"no Chromium here (looked for {', '.join(NAMES)}; CHROMIUM=/path/to/it names another), and "
             f"`playwright install chromium` failed: {said}"
