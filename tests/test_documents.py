@@ -14,7 +14,9 @@ import pytest
 from tests.test_structure import LAYERS, ROOM_OF_FILE, known_rooms
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+DOCUMENTS = [ROOT / name for name in ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    ROOT.glob("docs/*.md")
+)
 
 
 def code_blocks(document: Path, language: str) -> list[str]:
@@ -83,8 +85,24 @@ def test_the_readmes_library_example_uses_names_that_exist():
     assert all(hasattr(labkit, name) for name in used)
 
 
-def test_the_commands_in_the_readme_exist():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_chinese_readme_has_what_the_english_one_has():
+    """The same lessons, commands and library example: the words differ, the code does not."""
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
+    lessons = re.compile(r"^\| \[\d\d .*?\]\((notebooks/\d\d_\w+\.ipynb)\)", flags=re.M)
+    assert lessons.findall(chinese) == lessons.findall(english)
+    commands = re.compile(r"^((?:labkit|make) [^#\n]*?) +#", flags=re.M)
+    assert commands.findall(chinese) == commands.findall(english)
+    (example, other) = (
+        [line.split("#")[0].rstrip() for line in code_blocks(ROOT / name, "python")[0].splitlines()]
+        for name in ("README.md", "README.zh-CN.md")
+    )
+    assert example == other
+    assert "make badges REPO=owner/name -->" in chinese, "where the badges go"
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_commands_in_the_readme_exist(readme):
+    text = (ROOT / readme).read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
     assert set(re.findall(r"`?\bmake ([a-z]+)\b", text)) <= targets
