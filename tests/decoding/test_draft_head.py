@@ -8,8 +8,10 @@ import torch
 from labkit import Pipeline
 from labkit.decoding import PromptLookup, TrainedHead, draft_head
 from labkit.decoding.drafters import choose
+from labkit.decoding.trained_head import HEAD_FILE
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.none import NoCache
+from labkit.resources import data_path
 from tests.decoding.tiny import tiny
 
 
@@ -62,3 +64,14 @@ def test_a_lookup_copies_on_past_the_end(target):
     assert lookup.propose([1, 2, 3, 9, 1, 2, 3], 3, None, **options).token_ids == [9, 1, 2]
     assert lookup.propose([1, 2, 3, 9, 1, 2, 3, 9, 7], 3, None, **options).token_ids == []
     assert lookup.propose([1, 2, 3, 9, 1, 2, 3, 9, 7, 7], 4, None, **options).token_ids == [7, 7, 7, 7]
+
+
+def test_the_head_in_the_box_knows_the_default_model(default_model):
+    """Far better than chance on a text that it was not trained on, and the same tokens as without it."""
+    path = data_path("draft", HEAD_FILE)
+    assert path.stat().st_size < 16e6
+    prompt, options = "The old lighthouse keeper climbed the stairs and", {"max_new_tokens": 60, "ignore_eos": True}
+    made = Pipeline(default_model, drafter=TrainedHead(str(path), n_draft=2)).generate(prompt, **options)
+    assert made.token_ids == Pipeline(default_model).generate(prompt, **options).token_ids
+    record = made.trace.meta["speculation"]
+    assert record["n_accepted"] > 0.15 * record["n_proposed"] > 3
