@@ -52,6 +52,7 @@ class Door:
         return await self._answer(call, is_chat=True)
 
     async def models(self, call: Call) -> Response:
+        """The list of the one model that there is, or with a name in the path that model's card."""
         self._check_key(call)
         card = {
             "id": self.model_name,
@@ -60,7 +61,10 @@ class Door:
             "owned_by": "labkit",
             "max_model_len": self.service.n_room,
         }
-        return JSONResponse({"object": "list", "data": [card]})
+        if (named := call.path_params.get("name")) is None:
+            return JSONResponse({"object": "list", "data": [card]})
+        self._check_name(named)
+        return JSONResponse(card)
 
     async def health(self, call: Call) -> Response:
         alive = self.service.alive
@@ -78,9 +82,7 @@ class Door:
             asked = read(body, is_chat=is_chat, n_room=self.service.n_room)
         except ValueError as error:
             raise Refused(400, str(error)) from error
-        named = body.get("model")
-        if named not in (None, "", self.model_name):
-            raise Refused(404, f"the model {named!r} is not here: this server has {self.model_name!r}.")
+        self._check_name(body.get("model"))
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def tell() -> None:  # from the engine's thread
@@ -118,7 +120,8 @@ class Door:
     async def _body(self, call: Call) -> Any:
         kind = call.headers.get("content-type", "").split(";")[0].strip()
         if kind != "application/json":  # a form of a web page elsewhere must not reach a server on this machine
-            raise Refused(415, f"send application/json, not {kind or 'a body without a type'}.")
+            sent = kind or "a body without a type"
+            raise Refused(415, f"send application/json, not {sent} (curl: -H 'Content-Type: application/json').")
         data = bytearray()
         async for piece in call.stream():
             data += piece
@@ -128,6 +131,10 @@ class Door:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body is not JSON: {error}") from error
+
+    def _check_name(self, named: Any) -> None:
+        if named not in (None, "", self.model_name):
+            raise Refused(404, f"the model {named!r} is not here: this server has {self.model_name!r}.")
 
     def _check_key(self, call: Call) -> None:
         if self._key is None:
@@ -206,6 +213,12 @@ async def _not_found(call: Call, error: Exception) -> Response:
     return _error(404, f"{call.url.path} is not served here: /v1/completions, /v1/chat/completions, /v1/models are.")
 
 
+async def _wrong_method(call: Call, error: Exception) -> Response:
+    allowed = getattr(error, "headers", None) or {}
+    methods = allowed.get("Allow", "another method")
+    return _error(405, f"{call.url.path} is asked with {methods}, not {call.method}.", allowed)
+
+
 def build_app(
     service: Service, *, model_name: str, api_key: str | None = None, max_body_bytes: int = MAX_BODY_BYTES
 ) -> Starlette:
@@ -216,8 +229,9 @@ def build_app(
             Route("/v1/completions", door.completions, methods=["POST"]),
             Route("/v1/chat/completions", door.chat, methods=["POST"]),
             Route("/v1/models", door.models),
+            Route("/v1/models/{name:path}", door.models),
             Route("/health", door.health),
             Route("/metrics", door.metrics),
         ],
-        exception_handlers={Refused: _refused, ClientDisconnect: _gone, 404: _not_found},
+        exception_handlers={Refused: _refused, ClientDisconnect: _gone, 404: _not_found, 405: _wrong_method},
     )

@@ -55,7 +55,9 @@ def read(body: Any, *, is_chat: bool, n_room: int) -> Asked:
             raise ValueError(f"{name}={body[name]!r} is not served here: leave it out.")
     stream_options = _take(body, "stream_options", dict, {})
     default = n_room if is_chat else 16
-    max_tokens = _take(body, "max_completion_tokens", int, None) or _take(body, "max_tokens", int, default)
+    named = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    if (max_tokens := _take(body, named, int, default)) < 1:
+        raise ValueError(f"{named}={max_tokens}: 1 or more is expected.")
     seed = _take(body, "seed", int, None)
     options = {
         "max_new_tokens": max_tokens,

@@ -129,7 +129,8 @@ def test_several_prompts_in_one_request(client):
     [
         ({"n": 2}, openai.BadRequestError, "n=2 is not served here"),
         ({"temperature": -1}, openai.BadRequestError, "temperature=-1: must be 0 or more"),
-        ({"max_tokens": 0, "prompt": ""}, openai.BadRequestError, "max_new_tokens|the prompt is empty"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens=0: 1 or more"),
+        ({"prompt": ""}, openai.BadRequestError, "the prompt is empty"),
         ({"prompt": "x" * 300}, openai.BadRequestError, "the prompt has 300 tokens"),
         ({"prompt": "x" * 30_000}, openai.APIStatusError, "longer than this server takes"),
         ({"model": "gpt-4"}, openai.NotFoundError, "'gpt-4' is not here: this server has 'tiny'"),
@@ -157,6 +158,15 @@ def test_a_web_page_elsewhere_cannot_post_here(url):
 
 def test_the_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").max_model_len == 200
+    with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
+        client.models.retrieve("org/other")
+
+
+def test_a_wrong_method_is_a_sentence_too(url):
+    answer = httpx.get(f"{url}/v1/completions")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"] == "/v1/completions is asked with POST, not GET."
 
 
 @pytest.mark.parametrize("stream", [True, False])
