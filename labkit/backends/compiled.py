@@ -47,6 +47,8 @@ def reason_for(transformer: Any) -> str | None:
         return "which experts a token takes is known only as it runs: mixtures are not compiled."
     if any(not isinstance(layer.attention, GroupedAttention) for layer in transformer.config.layers):
         return "only grouped attention is compiled."
+    if transformer.config.streams is not None or any(layer.ffn.limit for layer in transformer.config.layers):
+        return "residual streams and an FFN with a limit are not compiled."
     if not isinstance(transformer.layers[0].ffn.up_proj, nn.Linear):
         return "a product with packed weights is one operation to PyTorch's compiler, and no faster: fused computes it."
     return None

@@ -38,7 +38,7 @@ def why_not(transformer: Any, cache: Any) -> str | None:
     for layer in config.layers:
         if not isinstance(layer.attention, GroupedAttention):
             return "only grouped attention has a captured step."
-        plain = layer.norms == "pre" and isinstance(layer.ffn, DenseFFN)
+        plain = layer.norms == "pre" and isinstance(layer.ffn, DenseFFN) and layer.ffn.limit is None
         if not plain or not layer.ffn.gated or layer.ffn.activation != "silu":
             return "only layers with norms before and a SiLU-gated FFN have a captured step."
         if layer.attention.qk_norm == "full" or layer.attention.rope is None:

@@ -22,6 +22,7 @@ from labkit.model.config import (
     MoEFFN,
     Rope,
     RopeScaling,
+    Streams,
 )
 
 MAX_HEADS = 65_536
@@ -108,8 +109,8 @@ def experts(family: str, settings: Settings) -> MoEFFN:
 
 
 def hybrid(family: str, settings: Settings) -> ModelConfig:
-    """V4's pattern of window-only, CSA and HCA layers over a mixture of experts. Not the whole of V4: its residual
-    streams (mHC) and the lookup that routes its first layers are not here, so its checkpoints are not loaded."""
+    """V4's pattern of window-only, CSA and HCA layers over a mixture of experts; with ``hc_mult`` its residual streams,
+    with ``num_hash_layers`` the first layers' lookup. Its checkpoints, in fp4 and fp8, are not loaded."""
     n_layers = _n_layers(settings)
     ratios = settings.per_layer("compress_ratios", n_layers)
     if ratios is None or not all(isinstance(ratio, int) and ratio >= 0 for ratio in ratios):
@@ -145,8 +146,18 @@ def hybrid(family: str, settings: Settings) -> ModelConfig:
     n_experts, n_active = settings.count("n_routed_experts"), settings.count("num_experts_per_tok")
     if n_active > n_experts:
         raise ValueError(f"config: {n_active} experts a token, but there are only {n_experts}.")
-    ffn = MoEFFN(n_experts, n_active, d_ff, d_ff_shared=d_ff * settings.count("n_shared_experts"), gate=gate)
-    return _decoder(family, settings, tuple(Layer(kinds[ratio], ffn) for ratio in ratios))
+    limit = settings.optional_number("swiglu_limit")
+    d_shared = d_ff * settings.count("n_shared_experts")
+    ffn = MoEFFN(n_experts, n_active, d_ff, d_ff_shared=d_shared, gate=gate, limit=limit)
+    looked_up = replace(ffn, gate=replace(gate, choice_bias=False), n_ids=settings.count("vocab_size"))
+    n_looked_up, streams = settings.count("num_hash_layers", 0, low=0), None
+    if n_streams := settings.count("hc_mult", 0, low=0):
+        streams = Streams(n_streams, settings.count("hc_sinkhorn_iters", 20), settings.number("hc_eps", 1e-6))
+    norms = "pre" if streams is None else "streams"
+    if n_looked_up and streams is None:
+        raise ValueError("config: num_hash_layers without hc_mult: V4 has both, and the lookup is built for streams.")
+    layers = [Layer(kinds[ratio], looked_up if i < n_looked_up else ffn, norms) for i, ratio in enumerate(ratios)]
+    return _decoder(family, settings, tuple(layers), streams=streams)
 
 
 # --- V4's tensors -----------------------------------------------------------------------------------------

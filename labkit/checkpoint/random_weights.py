@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labkit.checkpoint.assemble import skeleton
 from labkit.checkpoint.placement import check_fits
-from labkit.model.config import ModelConfig
+from labkit.model.config import ModelConfig, MoEFFN
 from labkit.model.transformer import Transformer
 
 STANDARD_DEVIATION = 0.02
@@ -32,8 +32,11 @@ def random_transformer(
     transformer = transformer.to_empty(device=device).requires_grad_(False).eval()
     generator = torch.Generator(device=device).manual_seed(seed)
     block = None
+    for table in transformer.buffers():  # which experts a token id has: taken in turn
+        n_experts = max(layer.ffn.n_experts for layer in config.layers if isinstance(layer.ffn, MoEFFN))
+        table.copy_(torch.arange(table.numel(), device=device).reshape(table.shape) % n_experts)
     for key, parameter in transformer.named_parameters():
-        if key.endswith("bias"):
+        if key.endswith(("bias", ".base")):
             parameter.zero_()
         elif "norm" in key:
             parameter.fill_(0.0 if config.norm.unit_offset else 1.0)

@@ -16,6 +16,7 @@ from labkit.model.ffn import FeedForward
 from labkit.model.moe import MixtureOfExperts
 from labkit.model.norm import build_norm
 from labkit.model.step import Step
+from labkit.model.streams import Mix
 
 FFN_KINDS: dict[type, Any] = {DenseFFN: FeedForward, MoEFFN: MixtureOfExperts}
 
@@ -33,6 +34,11 @@ class Block(nn.Module):
         if layer.norms == "sandwich":
             self.attention_post_norm = build_norm(config.d_model, config.norm)
             self.ffn_post_norm = build_norm(config.d_model, config.norm)
+        if layer.norms == "streams":
+            if config.streams is None:
+                raise ValueError("a layer of streams, but the config has none: give ModelConfig streams=Streams(4).")
+            self.attention_mix = Mix(config.d_model, config.streams, config.norm)
+            self.ffn_mix = Mix(config.d_model, config.streams, config.norm)
 
     def forward(self, x: Tensor, step: Step, layer_idx: int) -> Tensor:
         return LAYOUTS[self.norms](self, x, step, layer_idx)
@@ -80,4 +86,21 @@ def sandwich(block: Block, x: Tensor, step: Step, layer_idx: int) -> Tensor:
         return x + block.ffn_post_norm(added)
 
 
-LAYOUTS = {"pre": pre, "post": post, "sandwich": sandwich}
+def streams(block: Block, x: Tensor, step: Step, layer_idx: int) -> Tensor:
+    """Here x is N streams (T, N, M); each sub-layer reads one mixture of them, and they mix beside it (V4)."""
+    timer = step.timer
+    with timer("norm"):
+        read, mixed, shares = block.attention_mix(x)
+        normed = block.attention_norm(read)
+    with timer("attention"):
+        x = mixed + shares * block.attention(normed, step, layer_idx)[:, None]
+    with timer("norm"):
+        read, mixed, shares = block.ffn_mix(x)
+        normed = block.ffn_norm(read)
+    with timer("ffn"):
+        named = isinstance(block.ffn, MixtureOfExperts) and block.ffn.config.n_ids
+        out = block.ffn(normed, step.token_ids) if named else block.ffn(normed)
+        return mixed + shares * out[:, None]
+
+
+LAYOUTS = {"pre": pre, "post": post, "sandwich": sandwich, "streams": streams}

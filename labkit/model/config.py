@@ -7,6 +7,7 @@ dataclass. Variants are therefore data: a pattern of local and global layers is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -37,6 +38,7 @@ __all__ = [
     "Norm",
     "Rope",
     "RopeScaling",
+    "Streams",
     "as_dtype",
     "dtype_name",
     "uniform",
@@ -61,6 +63,8 @@ class DenseFFN:
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated: bool = True
     bias: bool = False
+    limit: float | None = None
+    """Gate and up are cut off there before they meet: the gate above, up on both sides (DeepSeek-V4)."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,32 @@ class MoEFFN:
     """Width of the shared expert, 0 when there is none."""
     shared_gate: bool = False
     gate: Gate = Gate()
+    n_ids: int = 0
+    """Token ids in the table that names each token's experts (V4's first layers); 0: the router chooses."""
+    limit: float | None = None
+    """As ``DenseFFN.limit``."""
 
     @property
     def kernels(self) -> str:
         """Which kernels compute it: compiled steps know Mixtral's gate only."""
-        return "softmax-top-k" if self.gate == Gate() else "gated"
+        plain = self.gate == Gate() and not self.n_ids and self.limit is None
+        return "softmax-top-k" if plain else "gated"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Several residual streams, mixed at every sub-layer (``labkit.model.streams``)."""
+
+    n_streams: int
+    n_rounds: int = 20
+    eps: float = 1e-6
+
+    def tensors(self, d_model: int, *, last: bool = False) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """(name, shape, kind) of one sub-layer's weights; ``last``: of the one after all layers."""
+        n_out = self.n_streams if last else (2 + self.n_streams) * self.n_streams
+        yield "weight", (n_out, self.n_streams * d_model), "stacked"
+        yield "base", (n_out,), "bias"
+        yield "scale", (1 if last else 3,), "bias"
 
 
 Attention: TypeAlias = "GroupedAttention | LatentAttention | CompressedAttention"
@@ -109,11 +134,12 @@ class Layer:
     pre       x + f(norm(x))                  GPT-2, Llama, Qwen, Mistral, Phi-3
     post      x + norm(f(x))                  OLMo-2
     sandwich  x + norm(f(norm(x)))            Gemma 2 and 3
+    streams   mixed streams + f(norm(a sum))  DeepSeek-V4; needs ``ModelConfig.streams``
     """
 
     attention: Attention
     ffn: FFN
-    norms: Literal["pre", "post", "sandwich"] = "pre"
+    norms: Literal["pre", "post", "sandwich", "streams"] = "pre"
 
 
 @dataclass(frozen=True)
@@ -132,6 +158,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     head_bias: bool = False
+    streams: Streams | None = None
 
     @property
     def n_layers(self) -> int:

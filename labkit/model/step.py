@@ -35,6 +35,8 @@ class Step:
     """Takes named activations (``labkit.model.watch``); None, the usual case, costs nothing."""
     frequencies: dict[Any, Tensor] = field(default_factory=dict)
     """Rotary frequencies by (rope, d_head, length): the model's own, so that a step need not make them."""
+    token_ids: Tensor | None = None
+    """(T,), once they were embedded: V4's first layers choose experts by them."""
     _angles: dict[tuple[Rope, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @cached_property

@@ -25,6 +25,7 @@ from labkit.model.config import ModelConfig
 from labkit.model.embedding import build_positions, embed
 from labkit.model.norm import build_norm
 from labkit.model.step import Step, _never
+from labkit.model.streams import Confluence
 from labkit.perf.timer import NULL_TIMER
 
 
@@ -37,6 +38,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = build_positions(config)
         self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        self.confluence = None if config.streams is None else Confluence(config.d_model, config.streams, config.norm)
         self.final_norm = build_norm(config.d_model, config.norm)
         self.head = (
             None if config.tied_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=config.head_bias)
@@ -83,18 +85,23 @@ class Transformer(nn.Module):
             step = self.open(cache, len(token_ids) if counts is None else counts, timer, should_stop, watch)
             x = self.embed(token_ids, step)
         if watch is not None:
-            watch.hidden(-1, x)
+            watch.hidden(-1, self.join(x))
         for layer_idx, block in enumerate(self.layers):
             timer.layer = layer_idx
             step.check()
             x = block(x, step, layer_idx)
             if watch is not None:
-                watch.hidden(layer_idx, x)
+                watch.hidden(layer_idx, self.join(x))
         timer.layer = -1
         if rows == "last":
             x = x[cache.last_rows()]
+        x = self.join(x)
         cache.commit()
         return x
+
+    def join(self, x: Tensor) -> Tensor:
+        """What the final norm reads: x (T, M) itself, or a mixture of its streams (T, N, M)."""
+        return x if self.confluence is None else self.confluence(x)
 
     def predict(self, x: Tensor, timer: Any = NULL_TIMER) -> Tensor:
         """Hidden states (T, M) after the last block to logits (T, V)."""
@@ -123,9 +130,10 @@ class Transformer(nn.Module):
         return Step(cache, timer, should_stop, watch, self._frequencies)
 
     def embed(self, token_ids: Tensor, step: Step) -> Tensor:
-        """What the layers see of ``token_ids`` (T,), the tokens of an open step: (T, M)."""
-        scale = self.config.embedding_scale
-        return embed(token_ids, step.positions, table=self.embedding, position_table=self.positions, scale=scale)
+        """What the layers see of ``token_ids`` (T,), the tokens of an open step: (T, M), or N copies of it."""
+        step.token_ids, scale = token_ids, self.config.embedding_scale
+        x = embed(token_ids, step.positions, table=self.embedding, position_table=self.positions, scale=scale)
+        return x if self.config.streams is None else x[:, None].repeat(1, self.config.streams.n_streams, 1)
 
     def logits(self, x: Tensor) -> Tensor:
         """Hidden states (T, M), normed, to logits (T, V)."""

@@ -24,7 +24,7 @@ def weight_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool
     A packed format holds the layers' linears and the head (with a tied embedding); routers, stacked experts, norms,
     biases and an untied embedding stay in ``dtype``. Raises ValueError for an unknown format.
     """
-    plain = weight.n_values * as_dtype(dtype).itemsize
+    plain = weight.n_values * (4 if weight.kind == "table" else as_dtype(dtype).itemsize)
     config = None if weights is None else format_of(weights)
     if not isinstance(config, WeightFormat):
         return plain

@@ -15,7 +15,7 @@ from labkit.model.config import Attention, DenseFFN, GroupedAttention, Layer, Mo
 @dataclass(frozen=True)
 class Weight:
     """One tensor. ``kind``: linear (a product's weight), stacked (one that no format packs), expert (E products, of
-    which a token visits a few), bias, norm, embedding, head."""
+    which a token visits a few), bias, norm, embedding, head, table (whole numbers, four bytes each)."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,6 +37,9 @@ def weights_of(config: ModelConfig) -> tuple[Weight, ...]:
     for idx, layer in enumerate(config.layers):
         for weight in layer_weights(config, layer):
             found.append(Weight(f"layers.{idx}.{weight.name}", weight.shape, weight.phase, weight.kind, idx))
+    if config.streams is not None:
+        for name, shape, kind in config.streams.tensors(d, last=True):
+            found.append(Weight(f"confluence.{name}", shape, "norm", kind))
     found += _norm(config, "final_norm", d, "norm")
     if not config.tied_embeddings:
         found += _linear("head", vocab, d, config.head_bias, "lm_head", kind="head")
@@ -58,6 +61,10 @@ def layer_weights(config: ModelConfig, layer: Layer) -> Iterator[Weight]:
     if layer.norms == "sandwich":
         yield from _norm(config, "attention_post_norm", d, "norm")
         yield from _norm(config, "ffn_post_norm", d, "norm")
+    if layer.norms == "streams" and config.streams is not None:
+        for name, shape, kind in config.streams.tensors(d):
+            yield Weight(f"attention_mix.{name}", shape, "norm", kind)
+            yield Weight(f"ffn_mix.{name}", shape, "norm", kind)
 
 
 def _attention(config: ModelConfig, attention: Attention) -> Iterator[Weight]:
@@ -91,6 +98,8 @@ def _ffn(config: ModelConfig, ffn: DenseFFN | MoEFFN) -> Iterator[Weight]:
         yield from _dense("ffn.shared", d, ffn.d_ff_shared, True, False)
     if ffn.gate.choice_bias:
         yield Weight("ffn.choice_bias", (ffn.n_experts,), "ffn", "bias")
+    if ffn.n_ids:
+        yield Weight("ffn.experts_of_id", (ffn.n_ids, ffn.n_active), "ffn", "table")
     if ffn.shared_gate:
         yield Weight("ffn.shared_gate.weight", (1, d), "ffn", "linear")
 

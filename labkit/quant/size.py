@@ -68,9 +68,13 @@ def kept_values(model_config: Any) -> int:
     total = per_norm + (model_config.context_tokens * width if model_config.learned_positions else 0)
     total += 0 if model_config.tied_embeddings else model_config.vocab_size * width
     total += model_config.vocab_size if model_config.head_bias else 0
+    if model_config.streams is not None:
+        total += sum(prod(shape) for _, shape, _ in model_config.streams.tensors(width, last=True))
     for layer in model_config.layers:
         attention, ffn = layer.attention, layer.ffn
         total += per_norm * (4 if layer.norms == "sandwich" else 2)
+        if layer.norms == "streams":
+            total += 2 * sum(prod(shape) for _, shape, _ in model_config.streams.tensors(width))
         if attention.kernels != "grouped":
             kept = [(name, shape) for name, shape, kind in attention.tensors(width) if kind != "linear"]
             total += sum(prod(shape) for name, shape in kept if not name.endswith("_proj.bias"))

@@ -23,7 +23,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def settings(top_k: int = 3) -> dict[str, Any]:
-    """A small config in transformers' words; the three kinds of layer in one model."""
+    """A small config in transformers' words: three kinds of layer, the first with looked-up experts."""
     return {
         "vocab_size": 96,
         "hidden_size": D_MODEL,
@@ -45,7 +45,7 @@ def settings(top_k: int = 3) -> dict[str, Any]:
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
         "max_position_embeddings": 64,
-        "mlp_layer_types": ["moe"] * 3,
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
     }
 
 
