@@ -1,10 +1,12 @@
 """Serving: throughput by policy and by batch, who waits for a long prompt, waste, and a load that nothing is lost in.
 
     python benchmarks/serving.py [--only policies batch prompt waste load] [--rounds 3] [--seconds 20]
-                                 [--peer http://127.0.0.1:8001] [--json FILE]
+                                 [--weights int4 int8] [--clock wall] [--peer http://127.0.0.1:8001] [--json FILE]
 
 The default model, in this process, no network in between; A and B in turn, medians. ``--peer``: another server of the
 same model (vLLM, llama.cpp) on the same machine, given the same batch over HTTP, in turn with labkit's over HTTP too.
+``--clock processor`` reads the processor's time of this process in the place of the clock: with one thread that
+computes (OMP_NUM_THREADS=1) it is what an idle machine's clock would say, nearly, when other programs take turns.
 The full load of the issue is ``--only load --seconds 120 --concurrent 200``.
 """
 
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,6 +31,7 @@ from labkit.diagnose.client import Client, Limits
 from labkit.diagnose.dialects import Ask
 from labkit.diagnose.endpoint import find_endpoint
 from labkit.diagnose.stream import read_stream
+from labkit.perf import timer
 from labkit.perf.busy import BusyWatch
 from labkit.perf.trace import quantile
 from labkit.serving import ChunkedPrefill, Continuous, Service, Static
@@ -72,7 +76,15 @@ def policies(model: Any, args: Any) -> dict[str, Any]:
 
 
 def batch(model: Any, args: Any) -> dict[str, Any]:
-    """Decode tokens a second of all requests together, by how many there are."""
+    """Decode tokens a second of all requests together, by how many there are, for each form of weights."""
+    out = {"as loaded": batch_of(model, args)}
+    for weights in args.weights:
+        out[weights] = batch_of(labkit.load(weights=weights), args)
+        print(weights, json.dumps(out[weights]), flush=True)
+    return out
+
+
+def batch_of(model: Any, args: Any) -> dict[str, Any]:
     rates: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
     for _ in range(args.rounds):
         for size in rates:
@@ -189,12 +201,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--concurrent", type=int, default=200)
+    parser.add_argument("--weights", nargs="*", default=[], help="forms of weights to time batches with, too")
+    parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--budget", type=int, default=32, help="tokens a step of chunked prefill")
     parser.add_argument("--writer-tokens", type=int, default=120)
     parser.add_argument("--peer", nargs="+", default=[], help="addresses of servers to compare, labkit's among them")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     out: dict[str, Any] = {}
+    if args.clock == "processor":
+        timer.time = SimpleNamespace(perf_counter_ns=time.process_time_ns)  # pyright: ignore[reportAttributeAccessIssue]
     if args.peer:
         rates: dict[str, list[float]] = {url: [] for url in args.peer}
         for _ in range(args.rounds):

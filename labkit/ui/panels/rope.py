@@ -81,7 +81,8 @@ def query_and_key(model: Any, *, layer: int, head: int) -> tuple[Tensor, Tensor,
     """The query of the sentence's last token and the key of its second, (1, 1, D) each, not yet turned, and their
     positions. They are what layer ``layer`` makes of its own hidden states.
 
-    Latent and compressed attention turn a part of each head alone, and keep one key for all heads: it is that part."""
+    Latent and compressed attention turn a part of each head alone, and keep one key for all heads: it is that part. Of
+    several residual streams it takes their confluence, where the layer reads a mixture of its own."""
     inside = look_inside(model, SENTENCE, layers=[])
     block, (_, width) = model.transformer.layers[layer], turned_by(model, layer)
     x = inside.hidden[layer]
