@@ -20,6 +20,9 @@ def serve(
     max_requests: Annotated[int, typer.Option(help="Requests that run together.")] = 8,
     token_budget: Annotated[int, typer.Option(help="Tokens in one step (chunked-prefill).")] = 128,
     cache: Annotated[str, typer.Option(help="How keys and values are kept: see labkit components kv_cache.")] = "paged",
+    block_size: Annotated[
+        int, typer.Option(help="Tokens in a block (paged): 8 wastes least on short texts, 32 reads fastest.")
+    ] = 16,
     capacity: Annotated[int, typer.Option(help="Tokens that prompt and answer may come to together.")] = 2048,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused with 429.")] = 100,
     weights: Annotated[str | None, typer.Option(help="How weights are held: see labkit components weights.")] = None,
@@ -47,7 +50,9 @@ def serve(
 
     labkit.components("scheduler")  # so that all of them are registered
     component, _ = registry.find("scheduler", scheduler)
-    registry.find("kv_cache", cache)
+    kind, _ = registry.find("kv_cache", cache)
+    blocks = kind.config(block_size=block_size) if kind.name == "paged" and kind.config is not None else cache
+    registry.find("kv_cache", blocks)
     settings: dict[str, Any] = {"max_requests": max_requests}
     names = {option.name for option in component.info.options}
     if "token_budget" in names:
@@ -57,7 +62,7 @@ def serve(
     with Service(
         loaded,
         scheduler=component.config(**settings),
-        kv_cache=cache,
+        kv_cache=blocks,
         capacity_tokens=capacity,
         max_waiting=max_waiting,
     ) as service:
