@@ -44,6 +44,8 @@ class Sequence:
         began_s: float = 0.0,
     ) -> None:
         check_max_new_tokens(max_new_tokens)
+        if not isinstance(seed, int):
+            raise ValueError(f"seed={seed!r}: must be a whole number.")
         self.n_prompt, room = len(prompt_ids), model.config.context_tokens
         if not self.n_prompt:
             raise ValueError("the prompt has no tokens: every byte of it is outside the model's vocabulary.")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labkit.decoding.sampling import COLDEST, Sampling
+from labkit.decoding.sampling import COLDEST, HOTTEST, Sampling
 
 
 class Candidates(NamedTuple):
@@ -51,7 +51,7 @@ def candidates(logits: np.ndarray, sampling: Sampling, seen: Sequence[int] = ())
         ids = np.flatnonzero(logits >= np.partition(logits, -sampling.top_k)[-sampling.top_k])
         logits = logits[ids]
     weights = logits - best
-    weights /= np.float32(max(sampling.temperature, COLDEST))
+    weights /= np.float32(min(max(sampling.temperature, COLDEST), HOTTEST))
     np.exp(weights, out=weights)
     if sampling.top_p < 1.0:
         ids, weights = _nucleus(ids, weights, sampling.top_p)

@@ -13,8 +13,8 @@ from torch import Tensor
 from labkit.registry import option, register
 
 NEVER = float("-inf")
-COLDEST = 1e-30
-"""Temperatures below are taken as this: a logit divided by less would leave float32's range."""
+COLDEST, HOTTEST = 1e-30, 3e38
+"""Temperatures outside are taken as these: a logit divided by less, or more itself, would leave float32's range."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def shape_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None = None)
         logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         return logits
-    logits = logits / max(sampling.temperature, COLDEST)
+    logits = logits / min(max(sampling.temperature, COLDEST), HOTTEST)
     if sampling.top_k:
         logits = keep_top_k(logits, sampling.top_k)
     if sampling.top_p < 1.0:

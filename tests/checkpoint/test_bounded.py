@@ -19,6 +19,7 @@ from labkit.checkpoint.safetensors import tensor_shapes
 from labkit.checkpoint.translate import config_from_gguf, config_from_hf
 from labkit.resources import read_json_object
 from labkit.tokenizer import Tokenizer
+from labkit.tokenizer.byte_level import to_symbols
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tokenizer"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,6 +51,30 @@ def test_json_of_many_small_objects(tmp_path, piece):
     peak, _, said = done.stdout.partition(" ")
     assert int(peak) < 2 * path.stat().st_size + 200e6, said
     assert said.strip() == "read" or "more objects than any published file" in said
+
+
+TABLES = """
+import resource, sys
+from labkit.tokenizer import Tokenizer
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tokenizer = Tokenizer.from_file(sys.argv[1])
+assert tokenizer.decode(tokenizer.encode("Hello there")) == "Hello there"
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
+def test_a_tokenizers_tables_of_200_000_merges(tmp_path):
+    symbols = [to_symbols(bytes([byte])) for byte in range(256)]
+    merges = [[a, b] for a in symbols for b in symbols]
+    merges += [[a + b, c] for a in symbols for b in symbols for c in symbols[:2]]
+    vocab = {token: i for i, token in enumerate([*symbols, *dict.fromkeys(a + b for a, b in merges)])}
+    split = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"added_tokens": [], "pre_tokenizer": split, "model": model}, ensure_ascii=False))
+    done = subprocess.run([sys.executable, "-c", TABLES, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2 * path.stat().st_size + 200e6
 
 
 def write_gguf_array(path: Path, code: int, form: str, n: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from labkit.decoding.sampling import Sampling
 from labkit.pipeline import Pipeline
 
 
@@ -18,6 +19,20 @@ def test_an_empty_prompt_fails_at_once(pipeline, prompt):
 def test_max_new_tokens_must_be_a_count(pipeline, wrong):
     with pytest.raises(ValueError, match=rf"max_new_tokens={wrong!r}: must be a whole number, 1 or more"):
         pipeline.run("Hello", max_new_tokens=wrong)
+
+
+@pytest.mark.parametrize("wrong", [1.5, "7", None])
+def test_a_seed_must_be_a_whole_number(pipeline, wrong):
+    with pytest.raises(ValueError, match=rf"seed={wrong!r}: must be a whole number"):
+        pipeline.run("Hello", seed=wrong)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [5e-324, 1e300])
+def test_a_temperature_that_float32_does_not_hold(model, temperature):
+    draws = Pipeline(model, sampling=Sampling(temperature=temperature))
+    done = draws.generate("Hello", max_new_tokens=3, ignore_eos=True)
+    assert len(done.token_ids) == 3
 
 
 def test_too_long_a_prompt_says_by_how_much(pipeline):
