@@ -115,6 +115,27 @@ def check_cpu() -> Finding:
     return Finding("CPU", "ok", found)
 
 
+def check_instructions() -> Finding:
+    """Which of the processor's instructions the compiled products use."""
+    name = "Instructions"
+    if importlib.util.find_spec("llvmlite") is None:
+        return Finding(name, "note", "no compiler")
+    from labkit.kernels.cpu import tiers
+
+    has = ", ".join(tier.name for tier in tiers.available())
+    try:
+        choice = tiers.choice()
+    except ValueError as error:
+        return Finding(name, "fail", f"of {has}", str(error))
+    found = f"{choice.tier.name} ({choice.tier.uses}) of {has}"
+    if choice.refused:
+        remedy = "; ".join(f"{tier} is not used: {reason}" for tier, reason in choice.refused) + "."
+        return Finding(name, "note", found, remedy)
+    if choice.tier != tiers.available()[0]:
+        return Finding(name, "note", found, f"{tiers.VARIABLE} asks for it; unset it for the best.")
+    return Finding(name, "ok", found)
+
+
 def check_memory() -> Finding:
     import psutil
 
@@ -216,6 +237,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_threads,
     check_settings,
     check_cpu,
+    check_instructions,
     check_memory,
     check_cache_folder,
     check_model,

@@ -24,6 +24,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+from labkit.kernels.cpu import tiers
 from labkit.resources import cache_folder
 
 NAMES, PART = "names.json", ".part"
@@ -41,16 +42,13 @@ def folders() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=1)
 def file_name() -> str:
-    """Of the sources, the compiler and the processor."""
+    """Of the sources, the compiler, the processor and the tier of its instructions that is used. Raises ValueError when
+    LABKIT_CPU names none that it has."""
     import llvmlite.binding as llvm
 
-    try:
-        features = sorted(name for name, has in llvm.get_host_cpu_features().items() if has)
-    except RuntimeError:  # LLVM does not know them on every system
-        features = []
     compiler = [version("numba"), version("llvmlite"), platform.machine(), sys.platform, llvm.get_host_cpu_name()]
-    here = hashlib.sha256(json.dumps([compiler, features]).encode()).hexdigest()[:12]
-    return f"labkit-{digest(Path(__file__).parent.parent)[:12]}-{here}.zip"
+    here = hashlib.sha256(json.dumps([compiler, sorted(tiers.features())]).encode()).hexdigest()[:12]
+    return f"labkit-{digest(Path(__file__).parent.parent)[:12]}-{here}-{tiers.in_use().name}.zip"
 
 
 def digest(sources: Path) -> str:
@@ -175,7 +173,7 @@ def keep(objects: Objects) -> bool:
 def _keep(objects: Objects, folder: Path) -> bool:
     if not _put(folder / file_name(), objects, tried=True):
         return False
-    sources = file_name().rsplit("-", 1)[0]
+    sources = "-".join(file_name().split("-")[:2])
     with suppress(OSError):
         for other in folder.glob("labkit-*.zip*"):
             if not other.name.startswith(sources) or other.name.startswith(f"{file_name()}."):

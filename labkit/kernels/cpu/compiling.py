@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cfunc, types
+from numba import cfunc, config, types
+from numba.core.codegen import get_host_cpu_features
 
-from labkit.kernels.cpu import code_files
+from labkit.kernels.cpu import code_files, tiers
 from labkit.kernels.cpu.loops import meet, publish, run, serve
 from labkit.kernels.cpu.machine_code import SIGNATURES, UNREACHED
 from labkit.kernels.cpu.matmul import matmul
@@ -45,13 +46,22 @@ class Compiled:
 
 
 def compile_one(name: str) -> Compiled:
-    """Compile a function, on any thread."""
+    """Compile a function, on any thread. Raises RuntimeError where numba compiles for fewer features than the tier's:
+    LLVM would end the process."""
+    lacking = tiers.in_use().needs - _numbas_features()
+    if lacking:
+        raise RuntimeError(f"numba is told to do without {', '.join(sorted(lacking))}: set {tiers.VARIABLE}=plain.")
     gives, *takes = (_TYPES[letter] for letter in SIGNATURES[name])
     made: Any = cfunc(gives(*takes), nopython=True, error_model="numpy")(FUNCTIONS[name])
     library = made._library
     _, _, (content, _) = library.serialize_using_object_code()  # what numba itself keeps on disk
     needs = {function.name for function in library._final_module.functions if function.is_declaration}
     return Compiled(made.address, made._wrapper_name, content, needs, made)
+
+
+def _numbas_features() -> set[str]:
+    asked = config.CPU_FEATURES if config.CPU_FEATURES is not None else get_host_cpu_features()
+    return {part[1:] for part in asked.split(",") if part.startswith("+")}
 
 
 def compile_and_keep(names: Sequence[str]) -> None:

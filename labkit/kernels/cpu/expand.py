@@ -17,12 +17,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import blocks, simd
-from labkit.kernels.cpu.integer_tiles import HALVES, LINE, nibbles, signed_bytes
+from labkit.kernels.cpu.integer_tiles import LINE, TIER, nibbles, signed_bytes
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.plan import GROUP, MINIMA, MINIMUM_BYTES, N_IN, SCALE_BYTES, SCALES, ZERO
-from labkit.kernels.cpu.simd import I8, I64, V16I16, VF32, VI8, VI16, VI32, const, load
+from labkit.kernels.cpu.simd import I8, I64, LANES, V16I16, VF32, VI8, VI16, VI32, const, load
 from labkit.kernels.panel_layout import BLOCK, PLANES, ROWS
 
+HALVES = (0, 1)
 FLOAT, HALF, POINT = 4, 2, 1
 """How scales and minima are stored: bytes of each; a zero point is one byte."""
 
@@ -59,9 +60,9 @@ def make_expand(bits: int) -> Any:
                     for width in PLANES[bits]:
                         place = b.add(at, const(plane_at))
                         if width == 8:
-                            plane = [part() for part in signed_bytes(b, place, half)]
+                            plane = [part() for part in signed_bytes(b, b.add(place, const(32 * half)), LANES)]
                         elif width == 4:
-                            plane = [part() for part in nibbles(b, place, half)]
+                            plane = [part() for part in nibbles(b, b.add(place, const(32 * half)), LANES)]
                         else:
                             plane = _spread_bits(b, place, half, width, shift)
                         vectors = [p if v is None else b.or_(v, p) for v, p in zip(vectors, plane, strict=True)]
@@ -101,14 +102,22 @@ def halves_to_floats(typingctx: Any, halves: Any, n: Any, out: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         halves, n, out = args
         with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            bits = b.zext(load(b, b.add(halves, b.mul(at, const(2))), VI16), VI32)
-            sign = b.shl(b.and_(bits, simd.isplat(0x8000)), simd.isplat(16))
-            size = b.shl(b.and_(bits, simd.isplat(0x7FFF)), simd.isplat(13))
-            size = b.bitcast(b.fmul(b.bitcast(size, VF32), simd.fsplat(2.0**112)), VI32)
-            simd.store(b, b.or_(size, sign), b.add(out, b.mul(at, const(4))))
+            place = b.add(halves, b.mul(at, const(2)))
+            simd.store(b, _widened(b, place), b.add(out, b.mul(at, const(4))))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
+
+
+def _widened(b: Any, place: Any) -> Any:
+    """8 float16 as float32: by the tier's instruction, or by their bits."""
+    if TIER.has_halves:
+        return b.fpext(load(b, place, ir.VectorType(ir.HalfType(), LANES)), VF32)
+    bits = b.zext(load(b, place, VI16), VI32)
+    sign = b.shl(b.and_(bits, simd.isplat(0x8000)), simd.isplat(16))
+    size = b.shl(b.and_(bits, simd.isplat(0x7FFF)), simd.isplat(13))
+    size = b.bitcast(b.fmul(b.bitcast(size, VF32), simd.fsplat(2.0**112)), VI32)
+    return b.bitcast(b.or_(size, sign), VF32)
 
 
 @intrinsic

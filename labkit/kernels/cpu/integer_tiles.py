@@ -5,8 +5,9 @@
     total[o] = fma(float(sum of a block), s[o, block] step[t, block], total[o])      exact sums, blocks in order
     total[o] = fma(m[o, block], sum of the block's activations, total[o])            where there are minima
 
-Every tile computes just this, whatever the number of tokens and wherever the codes come from, so an output does not
-depend on who is computed beside it. Sources of a unit of 8 inputs (``labkit.kernels.panel_layout``):
+Every tile computes just this, whatever the number of tokens, wherever the codes come from, and with whatever of the
+processor's instructions (``integer_dots``; a tier's vectors take 8 rows, or all 16), so an output does not depend on
+who is computed beside it. Sources of a unit of 8 inputs (``labkit.kernels.panel_layout``):
 
     nibbles, bytes   the panel as stored: a few tokens pass while it comes from memory
     words            16-bit numbers that ``expand`` made of the panel: many tokens pass it
@@ -27,60 +28,71 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from labkit.kernels.cpu import simd
+from labkit.kernels.cpu import simd, tiers
+from labkit.kernels.cpu.integer_dots import add_bytes, add_pairs
 from labkit.kernels.cpu.jit import jit
-from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, V32I8, VF32, VI32, const, load
+from labkit.kernels.cpu.memory import ROWS
+from labkit.kernels.cpu.simd import F32, I8, I16, I32, I64, const, load
 
-HALVES = (0, 1)
 Parts = list[Callable[[], Any]]
 LINE = 64
 
 
-def _each(value: int) -> ir.Constant:
-    return ir.Constant(V16I16, [value] * 16)
+def _each(value: int, lanes: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(I16, 2 * lanes), [value] * (2 * lanes))
 
 
-def nibbles(b: Any, at: Any, half: int) -> Parts:
-    """Four vectors of pairs: inputs (0, 2), (1, 3), (4, 6), (5, 7) of eight rows, each made where it is used."""
-    v = load(b, b.add(at, const(32 * half)), V16I16)
+def _pairs(b: Any, at: Any, lanes: int) -> Any:
+    """A word of so many rows, as pairs of int16."""
+    return load(b, at, ir.VectorType(I16, 2 * lanes))
+
+
+def nibbles(b: Any, at: Any, lanes: int) -> Parts:
+    """Four vectors of pairs: inputs (0, 2), (1, 3), (4, 6), (5, 7) of each row, each made where it is used."""
+    v, low = _pairs(b, at, lanes), _each(15, lanes)
     return [
-        lambda: b.and_(v, _each(15)),
-        lambda: b.and_(b.lshr(v, _each(8)), _each(15)),
-        lambda: b.and_(b.lshr(v, _each(4)), _each(15)),
-        lambda: b.lshr(v, _each(12)),
+        lambda: b.and_(v, low),
+        lambda: b.and_(b.lshr(v, _each(8, lanes)), low),
+        lambda: b.and_(b.lshr(v, _each(4, lanes)), low),
+        lambda: b.lshr(v, _each(12, lanes)),
     ]
 
 
-def signed_bytes(b: Any, at: Any, half: int) -> Parts:
+def signed_bytes(b: Any, at: Any, lanes: int) -> Parts:
     def part(j: int) -> Any:
-        v = load(b, b.add(at, const(LINE * (j // 2) + 32 * half)), V16I16)
-        return b.ashr(v if j % 2 else b.shl(v, _each(8)), _each(8))
+        v = _pairs(b, b.add(at, const(LINE * (j // 2))), lanes)
+        return b.ashr(v if j % 2 else b.shl(v, _each(8, lanes)), _each(8, lanes))
 
     return [partial(part, j) for j in range(4)]
 
 
-def words(b: Any, at: Any, half: int) -> Parts:
-    return [partial(load, b, b.add(at, const(LINE * j + 32 * half)), V16I16) for j in range(4)]
+def words(b: Any, at: Any, lanes: int) -> Parts:
+    return [partial(_pairs, b, b.add(at, const(LINE * j)), lanes) for j in range(4)]
 
 
-def unsigned_bytes(b: Any, at: Any, half: int) -> Parts:
-    return [partial(load, b, b.add(at, const(LINE * j + 32 * half)), V32I8) for j in (0, 1)]
+def unsigned_bytes(b: Any, at: Any, lanes: int) -> Parts:
+    return [partial(load, b, b.add(at, const(LINE * j)), ir.VectorType(I8, 4 * lanes)) for j in (0, 1)]
 
 
 Source = Callable[[Any, Any, int], Parts]
+"""Address of a unit, or of some of its rows, and how many rows: what meets the activations, in turn."""
 UNIT_BYTES: dict[Source, int] = {nibbles: LINE, signed_bytes: 2 * LINE, words: 4 * LINE, unsigned_bytes: 2 * LINE}
 
 OFTEN = (nibbles, words)
 """Whose weights mostly have minima: those that have none have zeros."""
 
 
-def make_tile(tokens: int, source: Source) -> Any:
+def make_tile(tokens: int, source: Source, tier: tiers.Tier) -> Any:
     """``tokens`` records, ``x_stride`` bytes apart, meet ``n_blocks`` blocks of ``block_units`` units.
 
     A block's scales are row block >> ``group_shift`` of ``scales``, its minima likewise (0, of bytes: none), its step
     is number block >> ``step_shift``. ``fresh``: out is written, else the sums go on from what is there. Each block
     asks for ``n_ask`` lines of memory from ``ask`` on."""
-    of_bytes = source is unsigned_bytes
+    of_bytes, lanes = source is unsigned_bytes, tier.lanes
+    number, number_each = (I8, 4) if of_bytes else (I16, 2)
+    sums_kind, float_kind = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
+    rows = range(0, 4 * ROWS, 4 * lanes)  # where a vector's rows begin, in bytes of a line
+    dot = add_bytes if of_bytes else add_pairs
 
     @intrinsic
     def tile(
@@ -93,19 +105,19 @@ def make_tile(tokens: int, source: Source) -> Any:
             scales, minima, group_shift, out, out_stride, fresh, ask, n_ask = args[8:]
             each = range(tokens)
             apart = [b.mul(x_stride, const(t)) for t in each]
-            outs = [[b.add(b.add(out, b.mul(out_stride, const(t))), const(32 * v)) for v in HALVES] for t in each]
-            totals = [simd.accumulators(b, 2) for _ in each]
+            outs = [[b.add(b.add(out, b.mul(out_stride, const(t))), const(row)) for row in rows] for t in each]
+            totals = [simd.accumulators(b, len(rows), lanes) for _ in each]
             with b.if_then(b.icmp_signed("==", fresh, const(0))):
                 for slots, places in zip(totals, outs, strict=True):
                     for slot, place in zip(slots, places, strict=True):
-                        b.store(load(b, place, VF32), slot)
-            inner = [[cgutils.alloca_once(b, VI32) for _ in HALVES] for _ in each]
+                        b.store(load(b, place, float_kind), slot)
+            inner = [[cgutils.alloca_once(b, sums_kind) for _ in rows] for _ in each]
 
             def lift(t: int, group: Any, cell: Any) -> None:
-                weight = simd.splat(b, load(b, b.add(b.add(sums, apart[t]), cell), F32))
-                for v in HALVES:
-                    low = load(b, b.add(b.add(minima, group), const(32 * v)), VF32)
-                    b.store(simd.fma(b, low, weight, b.load(totals[t][v])), totals[t][v])
+                weight = simd.splat(b, load(b, b.add(b.add(sums, apart[t]), cell), F32), lanes)
+                for row, slot in zip(rows, totals[t], strict=True):
+                    low = load(b, b.add(b.add(minima, group), const(row)), float_kind)
+                    b.store(simd.fma(b, low, weight, b.load(slot)), slot)
 
             with cgutils.for_range(b, n_blocks, intp=I64) as loop:
                 block, cell = loop.index, b.mul(loop.index, const(4))
@@ -113,34 +125,31 @@ def make_tile(tokens: int, source: Source) -> Any:
                 with cgutils.for_range(b, n_ask, intp=I64) as asking:
                     simd.prefetch(b, b.add(lines, b.mul(asking.index, const(LINE))))
                 for t in each:
-                    start = ir.Constant(VI32, [0] * 8)
+                    start = ir.Constant(sums_kind, [0] * lanes)
                     if of_bytes:
-                        start = simd.splat(b, load(b, b.add(b.add(sums, apart[t]), cell), I32))
+                        start = simd.splat(b, load(b, b.add(b.add(sums, apart[t]), cell), I32), lanes)
                     for slot in inner[t]:
                         b.store(start, slot)
                 first = b.mul(block, block_units)
                 with cgutils.for_range_slice(b, first, b.add(first, block_units), const(1), I64) as (unit, _):
                     at = b.add(panel, b.mul(unit, const(UNIT_BYTES[source])))
                     here = b.add(x, b.mul(unit, const(8 if of_bytes else 16)))
-                    weights = [source(b, at, half) for half in HALVES]
+                    weights = [source(b, b.add(at, const(row)), lanes) for row in rows]
                     for j in range(len(weights[0])):
-                        now = [half[j]() for half in weights]
+                        now = [parts[j]() for parts in weights]
                         for t in each:
-                            number = load(b, b.add(b.add(here, apart[t]), const(4 * j)), I32)
-                            wide = b.bitcast(simd.splat(b, number), V32I8 if of_bytes else V16I16)
+                            some = load(b, b.add(b.add(here, apart[t]), const(4 * j)), I32)
+                            wide = b.bitcast(simd.splat(b, some, lanes), ir.VectorType(number, number_each * lanes))
                             for weight, slot in zip(now, inner[t], strict=True):
-                                if of_bytes:
-                                    b.store(simd.in_turn(b, simd.dot_bytes(b, weight, wide, b.load(slot))), slot)
-                                else:
-                                    b.store(simd.in_turn(b, b.add(b.load(slot), simd.madd(b, weight, wide))), slot)
+                                b.store(dot(b, tier, b.load(slot), weight, wide), slot)
                 group = b.mul(b.lshr(block, group_shift), const(LINE))
-                scale = [load(b, b.add(b.add(scales, group), const(32 * v)), VF32) for v in HALVES]
+                scale = [load(b, b.add(b.add(scales, group), const(row)), float_kind) for row in rows]
                 column = b.mul(b.lshr(block, step_shift), const(4))
                 for t in each:
-                    step = simd.splat(b, load(b, b.add(b.add(steps, apart[t]), column), F32))
-                    for v in HALVES:
-                        whole = b.sitofp(b.load(inner[t][v]), VF32)
-                        b.store(simd.fma(b, whole, b.fmul(step, scale[v]), b.load(totals[t][v])), totals[t][v])
+                    step = simd.splat(b, load(b, b.add(b.add(steps, apart[t]), column), F32), lanes)
+                    for slot, exact, grid in zip(totals[t], inner[t], scale, strict=True):
+                        whole = b.sitofp(b.load(exact), float_kind)
+                        b.store(simd.fma(b, whole, b.fmul(step, grid), b.load(slot)), slot)
                     if source in OFTEN:
                         lift(t, group, cell)
                 if source is signed_bytes:
@@ -157,44 +166,53 @@ def make_tile(tokens: int, source: Source) -> Any:
     return tile
 
 
-nibbles_4, nibbles_2, nibbles_1 = (make_tile(n, nibbles) for n in (4, 2, 1))
-bytes_4, bytes_2, bytes_1 = (make_tile(n, signed_bytes) for n in (4, 2, 1))
-words_4, words_2, words_1 = (make_tile(n, words) for n in (4, 2, 1))
-unsigned_4, unsigned_2, unsigned_1 = (make_tile(n, unsigned_bytes) for n in (4, 2, 1))
-NIBBLES, BYTES, WORDS, UNSIGNED = range(4)
-MOST = 4
+TIER = tiers.in_use()
+MOST = 8 if TIER.lanes == ROWS else 4
 """Tokens of the widest tile: its sums and what they are made of fill the registers."""
+
+
+def make_ladder(source: Source, tier: tiers.Tier) -> Any:
+    """A tile of MOST, 4, 2 or 1 tokens, the most that there are; returns how many. given: a tile's arguments."""
+    four, two, one = (make_tile(n, source, tier) for n in (4, 2, 1))
+
+    @jit
+    def narrow(n_tokens, given):
+        if n_tokens >= 4:
+            four(*given)
+            return 4
+        if n_tokens >= 2:
+            two(*given)
+            return 2
+        one(*given)
+        return 1
+
+    if tier.lanes < ROWS:
+        return narrow
+    eight = make_tile(8, source, tier)
+
+    @jit
+    def wide(n_tokens, given):
+        if n_tokens >= 8:
+            eight(*given)
+            return 8
+        return narrow(n_tokens, given)
+
+    return wide
+
+
+of_nibbles, of_signed, of_words, of_unsigned = (
+    make_ladder(source, TIER) for source in (nibbles, signed_bytes, words, unsigned_bytes)
+)
+NIBBLES, BYTES, WORDS, UNSIGNED = range(4)
 
 
 @jit
 def tile(source, n_tokens, given):
-    """A tile of 4, 2 or 1 tokens, the most that ``n_tokens`` allow; returns how many. given: its arguments."""
-    if n_tokens >= 4:
-        if source == NIBBLES:
-            nibbles_4(*given)
-        elif source == BYTES:
-            bytes_4(*given)
-        elif source == WORDS:
-            words_4(*given)
-        else:
-            unsigned_4(*given)
-        return 4
-    if n_tokens >= 2:
-        if source == NIBBLES:
-            nibbles_2(*given)
-        elif source == BYTES:
-            bytes_2(*given)
-        elif source == WORDS:
-            words_2(*given)
-        else:
-            unsigned_2(*given)
-        return 2
+    """The tile of a source; returns how many tokens it took."""
     if source == NIBBLES:
-        nibbles_1(*given)
-    elif source == BYTES:
-        bytes_1(*given)
-    elif source == WORDS:
-        words_1(*given)
-    else:
-        unsigned_1(*given)
-    return 1
+        return of_nibbles(n_tokens, given)
+    if source == BYTES:
+        return of_signed(n_tokens, given)
+    if source == WORDS:
+        return of_words(n_tokens, given)
+    return of_unsigned(n_tokens, given)

@@ -3,10 +3,9 @@
 """float32 to integers for the tiles of ``tiles``: the largest number, and the others as shares of it.
 
 top            max |x|, at least so much             n a multiple of 8
-round_int16, round_bytes    round(x * factor)        n a multiple of 8
+round_bytes    round(x * factor)                     n a multiple of 8
 round_words    the same, in the order of ``PAIRS``   n a multiple of 8
 round_token    a token's record                      n_in a multiple of 8
-round_pairs    two rows' as pairs of int16           n a multiple of 8
 """
 
 from __future__ import annotations
@@ -78,31 +77,7 @@ def make_round(kind: Any, order: tuple[int, ...] = tuple(range(8))) -> Any:
     return round_to
 
 
-round_int16, round_words, round_bytes = make_round(I16), make_round(I16, PAIRS), make_round(I8)
-
-
-@intrinsic
-def round_pairs(typingctx: Any, x: Any, x_factor: Any, y: Any, y_factor: Any, n: Any, out: Any, stride: Any) -> Any:
-    """round(x * x_factor) and round(y * y_factor) as the int16 of a word each, sixteen words together at ``out``, the
-    next ``stride`` bytes behind."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, x_factor, y, y_factor, n, out, stride = args
-        rows = [(row, simd.splat(b, factor)) for row, factor in ((x, x_factor), (y, y_factor))]
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, turn):
-            low, high = (
-                b.bitcast(
-                    simd.fma(b, load(b, b.add(row, b.mul(at, const(4))), VF32), factor, simd.fsplat(simd.ROUNDS)), VI32
-                )
-                for row, factor in rows
-            )
-            word = b.or_(b.and_(low, simd.isplat(0xFFFF)), b.shl(high, simd.isplat(16)))
-            to = b.add(out, b.add(b.mul(b.lshr(turn, const(1)), stride), b.mul(b.and_(turn, const(1)), const(32))))
-            simd.store(b, word, to)
-        return context.get_dummy_value()
-
-    kinds = types.int64, types.float32, types.int64, types.float32, types.int64, types.int64, types.int64
-    return types.void(*kinds), codegen
+round_words, round_bytes = make_round(I16, PAIRS), make_round(I8)
 
 
 @jit

@@ -7,8 +7,6 @@ widen_bf16     bf16 to float32                         n a multiple of 8
 scaled_peak    x *= factor in place; the largest       n a multiple of 8
 highest        the largest                             n a multiple of 8
 exponentials   x[i] = exp(x[i] - shift); their sum     n a multiple of 8
-weights        the same as int16; a weighted sum       n a multiple of 8
-shrink         x *= exp(before - now)                  n a multiple of 8
 gate           out[i] = silu(g[i]) * u[i]              n a multiple of 8
 """
 
@@ -22,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
-from labkit.kernels.cpu.simd import F32, I64, VF32, VI16, VI32, const, load
+from labkit.kernels.cpu.simd import F32, I64, VF32, const, load
 
 
 def make_mix(kind: str) -> Any:
@@ -123,59 +121,6 @@ def exponentials(typingctx: Any, x: Any, n: Any, shift: Any) -> Any:
         return simd.total(b, b.load(total))
 
     return types.float32(types.int64, types.int64, types.float32), codegen
-
-
-LEVELS = 13
-"""Weights as int16: 2^LEVELS is 1."""
-
-
-@intrinsic
-def weights(typingctx: Any, x: Any, n: Any, highest: Any, top: Any, parts: Any, out: Any, step: Any) -> Any:
-    """exp(x - highest) as int16, 2^LEVELS for 1; at ``step`` what one of it is under ``top``. Returns the sum of
-    ``parts``, a float32 each, times the exponentials under ``top``.
-
-    x <= highest <= top. Within 3e-6 before rounding: what is added to make it whole rounds it."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, n, highest, top, parts, out, step = args
-        log2e, whole = 1.4426950408889634, simd.ROUNDS + 127 + LEVELS
-        minus = simd.splat(b, b.fmul(highest, ir.Constant(F32, -log2e)))
-        (sums,) = simd.accumulators(b, 1)
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            offset = b.mul(at, const(4))
-            y = simd.fma(b, load(b, b.add(x, offset), VF32), simd.fsplat(log2e), minus)
-            y = b.select(b.fcmp_ordered("<", y, simd.fsplat(-126.0)), simd.fsplat(-126.0), y)  # a NaN stays one
-            shifted = b.fadd(y, simd.fsplat(whole))
-            r = b.fsub(y, b.fsub(shifted, simd.fsplat(whole)))
-            p = simd.polynomial(
-                b, r, 0.009570096619427204, 0.05591785907745361, 0.240247443318367, 0.6931217908859253, 1.0
-            )
-            power = b.bitcast(b.shl(b.bitcast(shifted, VI32), simd.isplat(23)), VF32)
-            bits = b.bitcast(simd.fma(b, p, power, simd.fsplat(simd.ROUNDS)), VI32)
-            simd.store(b, b.trunc(bits, VI16), b.add(out, b.mul(at, const(2))), 2)
-            b.store(simd.fma(b, b.fmul(p, power), load(b, b.add(parts, offset), VF32), b.load(sums)), sums)
-        share = b.extract_element(simd.exp(b, simd.splat(b, b.fsub(highest, top))), const(0))
-        share = b.fmul(share, ir.Constant(F32, 2.0**-LEVELS))
-        simd.store(b, share, step)
-        return b.fmul(simd.total(b, b.load(sums)), share)
-
-    number, address = types.float32, types.int64
-    return number(address, address, number, number, address, address, address), codegen
-
-
-@intrinsic
-def shrink(typingctx: Any, x: Any, n: Any, before: Any, now: Any) -> Any:
-    """x *= exp(before - now) in place; returns that factor."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        x, n, before, now = args
-        factor = simd.exp(b, simd.splat(b, b.fsub(before, now)))
-        with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
-            address = b.add(x, b.mul(at, const(4)))
-            simd.store(b, b.fmul(load(b, address, VF32), factor), address)
-        return b.extract_element(factor, const(0))
-
-    return types.float32(types.int64, types.int64, types.float32, types.float32), codegen
 
 
 @intrinsic

@@ -4,7 +4,8 @@
 
 numba vectorises a float32 loop well and an unpack-and-multiply loop badly (4 G weights/s for int4). So the inner
 loops are spelled out in vectors of 8 lanes that LLVM turns into AVX2, AVX-512 or NEON: no compiler is needed on the
-user's machine, and nothing here names an instruction set. Memory is passed as addresses (int64).
+user's machine, and nothing here names an instruction set (``integer_dots`` does). Memory is passed as addresses
+(int64).
 
 Every function is an ``@intrinsic``: a piece of IR that the compiled step inlines.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 from platform import machine
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -25,10 +25,8 @@ from labkit.kernels.cpu import platform
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 LANES = 8
 VI8, VI16, VI32, VF32 = (ir.VectorType(t, LANES) for t in (I8, I16, I32, F32))
-V16I8, V16I16, V16I32 = (ir.VectorType(t, 16) for t in (I8, I16, I32))
-V32I8, V32I32 = (ir.VectorType(t, 32) for t in (I8, I32))
+V16I16 = ir.VectorType(I16, 16)
 X86 = machine().lower() in ("x86_64", "amd64")
-HAS_AVX2 = X86 and bool(llvm.get_host_cpu_features().get("avx2"))
 
 
 def const(value: int) -> ir.Constant:
@@ -74,7 +72,7 @@ def prefetch(b: Any, address: Any) -> None:
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    return call(b, "llvm.fma.v8f32", VF32, x, y, z)
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
 def total(b: Any, v: Any) -> Any:
@@ -116,36 +114,6 @@ def largest(b: Any, v: Any) -> Any:
     return b.extract_element(v, ir.Constant(I32, 0))
 
 
-def madd(b: Any, x: Any, y: Any) -> Any:
-    """Products of 16 pairs of int16, neighbours added: 8 int32."""
-    if HAS_AVX2:
-        return call(b, "llvm.x86.avx2.pmadd.wd", VI32, x, y)
-    product = b.mul(b.sext(x, V16I32), b.sext(y, V16I32))
-    even, odd = (ir.Constant(VI32, list(range(start, 16, 2))) for start in (0, 1))
-    return b.add(b.shuffle_vector(product, product, even), b.shuffle_vector(product, product, odd))
-
-
-def in_turn(b: Any, v: Any) -> Any:
-    """v, about which the compiler knows nothing: sums stay in the order that they are written in. Left alone, LLVM adds
-    up all products of a turn first, runs out of registers, and moves the sums through memory."""
-    if not X86:
-        return v
-    same = ir.InlineAsm(ir.FunctionType(v.type, [v.type]), "", "=x,0")
-    return b.call(same, [v])
-
-
-def dot_bytes(b: Any, unsigned: Any, signed: Any, total: Any) -> Any:
-    """total + products of 32 pairs of bytes, each four neighbours added: 8 int32. signed within 63 of 0: two such
-    products fit 16 bits, so that AVX2's instruction, which saturates, does not."""
-    if HAS_AVX2:
-        pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", V16I16, unsigned, signed)
-        return b.add(total, madd(b, pairs, ir.Constant(V16I16, [1] * 16)))
-    product = b.mul(b.zext(unsigned, V32I32), b.sext(signed, V32I32))
-    for start in range(4):
-        total = b.add(total, b.shuffle_vector(product, product, ir.Constant(VI32, list(range(start, 32, 4)))))
-    return total
-
-
 def larger(b: Any, x: Any, y: Any) -> Any:
     """The larger of x and y in each lane, y where x is NaN: one instruction, which maxnum is not."""
     return b.select(b.fcmp_ordered(">", x, y), x, y)
@@ -177,12 +145,6 @@ def polynomial(b: Any, x: Any, first: float, *rest: float) -> Any:
     return p
 
 
-def scale_from_half(b: Any, bits: Any) -> Any:
-    """A non-negative float16 (its bits, as i16) to float32 without a conversion instruction: exact, subnormals too."""
-    wide = b.shl(b.zext(bits, I32), ir.Constant(I32, 13))
-    return b.fmul(b.bitcast(wide, F32), ir.Constant(F32, 2.0**112))
-
-
 def widen(b: Any, kind: str, address: Any) -> Any:
     """8 stored numbers at ``address`` as float32: kind fp32, bf16 or int8."""
     if kind == "fp32":
@@ -195,12 +157,10 @@ def widen(b: Any, kind: str, address: Any) -> Any:
 ITEMSIZE = {"fp32": 4, "bf16": 2, "int8": 1}
 
 
-def accumulators(b: Any, n: int) -> list[Any]:
+def accumulators(b: Any, n: int, lanes: int = LANES) -> list[Any]:
     """n vectors that live in registers (LLVM promotes the stack slots)."""
-    slots = [cgutils.alloca_once(b, VF32) for _ in range(n)]
-    for slot in slots:
-        b.store(fsplat(0.0), slot)
-    return slots
+    kind = ir.VectorType(F32, lanes)
+    return [cgutils.alloca_once_value(b, ir.Constant(kind, [0.0] * lanes)) for _ in range(n)]
 
 
 # --- threads ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-"""Register tiles of a float32 product: 16 rows of a panel, one a lane, meet a few tokens, one number at a time. And
-the product of attention, whose integers are all one block; those of packed weights are ``integer_tiles``.
+"""Register tiles of a float32 product: 16 rows of a panel, one a lane, meet a few tokens, one number at a time. Those
+of packed weights are ``integer_tiles``.
 
     floats_6 ... floats_1 (panel, stride, x, x_stride, n, out, out_stride, fresh, ahead...)
-    pairs_6 (panel, x, x_stride, n_words, grid, bias, steps, out, out_stride, fresh)    int16, all one block
 
 A panel is what ``panels`` makes: word k of 16 rows beside each other, so that a product's sums lie as the output does
 and nothing is added up across lanes. Each output of ``floats`` is one chain of multiply-adds over the inputs in order,
@@ -18,15 +17,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.kernels.cpu import simd
 from labkit.kernels.cpu.jit import jit
-from labkit.kernels.cpu.memory import WORD
-from labkit.kernels.cpu.simd import F32, I32, I64, V16I16, VF32, VI32, const, load
+from labkit.kernels.cpu.simd import F32, I64, VF32, const, load
 
 HALVES = (0, 1)
 UNROLLED = 4
@@ -41,19 +38,6 @@ def _ask(b: Any, k: Any, ahead: list[Any]) -> None:
     mask = b.sub(b.shl(const(1), shift), const(1))
     column = b.shl(b.lshr(turn, shift), b.add(b.add(shift, size_shift), unrolled))
     simd.prefetch(b, b.add(b.add(at, b.mul(b.and_(turn, mask), stride)), column))
-
-
-def _put(b: Any, sums: list[list[Any]], out: Any, out_stride: Any, fresh: Any) -> None:
-    """The tile's sums to out, or on top of what is there."""
-    again = b.icmp_signed("==", fresh, const(0))
-    places = [[b.add(b.add(out, b.mul(out_stride, const(t))), const(32 * v)) for v in HALVES] for t in range(len(sums))]
-    with b.if_then(again):
-        for slots, row in zip(sums, places, strict=True):
-            for slot, place in zip(slots, row, strict=True):
-                b.store(b.fadd(b.load(slot), load(b, place, VF32)), slot)
-    for slots, row in zip(sums, places, strict=True):
-        for slot, place in zip(slots, row, strict=True):
-            simd.store(b, b.load(slot), place)
 
 
 def make_floats(tokens: int) -> Any:
@@ -99,41 +83,6 @@ def make_floats(tokens: int) -> Any:
         return types.void(*[types.int64] * 12), codegen
 
     return tile
-
-
-@intrinsic
-def pairs_6(
-    typingctx: Any, panel: Any, x: Any, x_stride: Any, n_words: Any, grid: Any, bias: Any, steps: Any, out: Any,
-    out_stride: Any, fresh: Any,
-) -> Any:  # fmt: skip
-    """Six rows of x, pairs of int16, meet a panel of the like, all one block: a product of attention.
-
-    out = or += grid[row] steps[token] * sum + bias[row]; n_words a multiple of 2."""
-
-    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        panel, x, x_stride, n_words, grid, bias, steps, out, out_stride, fresh = args
-        sums = [[cgutils.alloca_once_value(b, ir.Constant(VI32, [0] * 8)) for _ in HALVES] for _ in range(6)]
-        with cgutils.for_range_slice(b, const(0), n_words, const(2), I64) as (first, _):
-            for i in range(2):
-                k = b.add(first, const(i))
-                at = b.add(panel, b.mul(k, const(WORD)))
-                rows = [load(b, b.add(at, const(32 * v)), V16I16) for v in HALVES]
-                for t in range(6):
-                    number = load(b, b.add(b.add(x, b.mul(x_stride, const(t))), b.mul(k, const(4))), I32)
-                    wide = b.bitcast(simd.splat(b, number), V16I16)
-                    for row, slot in zip(rows, sums[t], strict=True):
-                        b.store(b.add(simd.madd(b, wide, row), b.load(slot)), slot)
-        scales, more = ([load(b, b.add(at, const(32 * v)), VF32) for v in HALVES] for at in (grid, bias))
-        scaled = [simd.accumulators(b, 2) for _ in range(6)]
-        for t in range(6):
-            step = simd.splat(b, load(b, b.add(steps, const(4 * t)), F32))
-            for v in HALVES:
-                sum_ = b.sitofp(b.load(sums[t][v]), VF32)
-                b.store(simd.fma(b, sum_, b.fmul(step, scales[v]), more[v]), scaled[t][v])
-        _put(b, scaled, out, out_stride, fresh)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10), codegen
 
 
 floats_6, floats_4, floats_2, floats_1 = (make_floats(n) for n in (6, 4, 2, 1))
