@@ -4,7 +4,7 @@
 
 Stop    a prompt of 4,000 tokens is stopped after various times: milliseconds until the run has ended
 decode  another process takes a share of one core: milliseconds a token, with all threads always and with
-        ``labkit.kernels.cpu.turnout``'s choice, taking turns
+        ``labkit.kernels.cpu.active_threads``'s choice, taking turns
 prompts a bf16 model without a KV cache, so that every step is a prompt, alone and beside two busy loops
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import labkit
 from labkit import backends
-from labkit.kernels.cpu import turnout
+from labkit.kernels.cpu import active_threads
 from labkit.perf.trace import quantile
 
 NEIGHBOUR = """
@@ -66,16 +66,16 @@ def stopping(pipeline: Any) -> dict[str, Any]:
 
 def decoding(pipeline: Any, share: float, rounds: int) -> dict[str, Any]:
     """Milliseconds a token beside a neighbour, all threads and as many as pay, A B A B."""
-    busy, found = turnout.BUSY, {"all threads": [], "as many as pay": []}
+    busy, found = active_threads.BUSY, {"all threads": [], "as many as pay": []}
     with neighbour(share) if share else contextlib.nullcontext():
         for _ in range(rounds):
             for name, times in found.items():
-                turnout.BUSY = busy if name == "as many as pay" else 2.0  # a share that nobody reaches
-                chooser = pipeline_turnout(pipeline)
+                active_threads.BUSY = busy if name == "as many as pay" else 2.0  # a share that nobody reaches
+                chooser = threads_of(pipeline)
                 chooser.n_active = 0
                 done = pipeline.generate("Once upon a time", max_new_tokens=120, ignore_eos=True)
                 times += done.trace.itl_s[20:]  # the first ones are still choosing
-    turnout.BUSY = busy
+    active_threads.BUSY = busy
     row: dict[str, Any] = {"neighbour's share of a core": share}
     for name, times in found.items():
         row[name] = 1e3 * median(times)
@@ -101,10 +101,10 @@ def prompts(n_neighbours: int) -> dict[str, Any]:
     return row | {f"{name} %": round(100 * share) for name, share in sorted(shares.items(), key=lambda s: -s[1])[:4]}
 
 
-def pipeline_turnout(pipeline: Any) -> Any:
+def threads_of(pipeline: Any) -> Any:
     from labkit.kernels.cpu import plan
 
-    return plan.plan(pipeline.model.transformer).turnout
+    return plan.plan(pipeline.model.transformer).active
 
 
 def main() -> None:

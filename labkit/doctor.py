@@ -196,8 +196,12 @@ def check_machine_code() -> Finding:
     name = "Machine code"
     if importlib.util.find_spec("numba") is None:
         return Finding(name, "note", "no compiler")
-    from labkit.kernels.cpu import code_files
+    from labkit.kernels.cpu import code_files, tiers
 
+    try:
+        tiers.choice()
+    except ValueError:
+        return Finding(name, "note", "not looked for", "See Instructions.")
     if refused := code_files.refused():
         remedy = "Not loaded and not written. Give it to yourself alone (chown, chmod go-w), or set LABKIT_CACHE."
         return Finding(name, "note", "; ".join(refused), remedy)

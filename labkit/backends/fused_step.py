@@ -12,7 +12,7 @@ from torch import Tensor
 
 from labkit.backends import lookup, storage
 from labkit.backends.step import Counts, Rows
-from labkit.kernels.cpu import cells, heed, machine_code, memory, plan, team
+from labkit.kernels.cpu import cancellation, cells, machine_code, memory, plan, team
 from labkit.model.embedding import check_token_ids
 
 MIN_CHUNK, MAX_CHUNK = 16, 256
@@ -67,7 +67,7 @@ class FusedStep:
         self._keep_hidden = keep_hidden
         self._plan = made
         self._team = team.team(n_threads)
-        self._turnout, self._turnout_of_many = made.turnout, made.turnout_of_many
+        self._active, self._active_of_many = made.active, made.active_of_many
         self._storages: dict[Any, Any] = {}
         self._rotary: list[tuple[Tensor, Tensor]] = []
         self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
@@ -91,7 +91,7 @@ class FusedStep:
     @property
     def reason(self) -> str:
         n_threads = self._team.n_threads
-        return self._turnout.note(n_threads) or self._turnout_of_many.note(n_threads)
+        return self._active.note(n_threads) or self._active_of_many.note(n_threads)
 
     def __call__(
         self,
@@ -256,11 +256,11 @@ class FusedStep:
         phases = self._phases
         phases.fill(0)
         if alone:
-            self._turnout.run(self._team, job)
+            self._active.run(self._team, job)
         else:
-            with heed.heeding(opened.should_stop, phases, cells.ASKED):
+            with cancellation.cancellable(opened.should_stop, phases, cells.ASKED):
                 n_tokens = int(self._sizes[cells.N_NEW])
-                self._turnout_of_many.run(self._team, job, n_tokens=n_tokens)
+                self._active_of_many.run(self._team, job, n_tokens=n_tokens)
         tick, ticks = self._team.system.tick_s, phases.data.tolist()
         opened.timer.charge({name: n * tick for name, n in zip(cells.PHASE_NAMES, ticks, strict=False) if n})
         if ticks[cells.STOPPED]:

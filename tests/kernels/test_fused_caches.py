@@ -101,10 +101,10 @@ def test_any_number_of_threads_gives_the_same_bits(name):
         ids = torch.arange(60) % 101
         for n_threads in (3, 2, 1):
             step.cache.reset()
-            run, step._turnout.run = step._turnout.run, lambda team, job, alone, n=n_threads: team.run(job, n)
+            run, step._active.run = step._active.run, lambda team, job, n=n_threads, **_: team.run(job, n)
             never = {"timer": NULL_TIMER, "should_stop": lambda: False}
             outs.append(torch.cat([step(ids[:50], **never), *(step(ids[i : i + 1], **never) for i in range(50, 60))]))
-            step._turnout.run = run
+            step._active.run = run
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 

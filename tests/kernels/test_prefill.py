@@ -11,7 +11,7 @@ import torch
 from labkit import backends
 from labkit.backends import fused_step as fused
 from labkit.backends import lookup
-from labkit.kernels.cpu import heed, linear
+from labkit.kernels.cpu import cancellation, linear
 from labkit.model.config import DenseFFN, GroupedAttention, ModelConfig, Rope, uniform
 from labkit.model.step import Cancelled
 from labkit.perf.timer import NULL_TIMER
@@ -113,7 +113,7 @@ def test_how_a_prompt_is_cut_does_not_show(monkeypatch, weights, dtype, layer_s)
             cache = cache_for(transformer, dtype, capacity=200)
             step = backends.bind("fused", transformer=transformer, cache=cache)[1]
             step._first_chunk = first_chunk
-            monkeypatch.setattr(heed, "heeding", lambda *watched: contextlib.nullcontext())
+            monkeypatch.setattr(cancellation, "cancellable", lambda *watched: contextlib.nullcontext())
             results.append(step(ids, timer=NULL_TIMER, should_stop=lambda: bool(asked.append(len(results)))))
     assert torch.equal(*results)
     assert asked.count(0) == (5 if layer_s < 1 else 2)  # 96, 16, 16, 16, and one alone; or 96 and 49
@@ -139,4 +139,4 @@ def test_a_prompt_is_left_between_two_layers(n_threads):
         assert len(looks) >= 2, "seen by whoever looks during the run, not before it"
         assert cache.n_tokens() == 0
         assert torch.equal(step(ids, **never), wanted)
-    assert whole > 2 * heed.EVERY_S, "too short to be stopped within: give it more layers"
+    assert whole > 2 * cancellation.EVERY_S, "too short to be stopped within: give it more layers"

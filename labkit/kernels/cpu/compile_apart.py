@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.kernels.cpu import code_files
-from labkit.kernels.cpu.machine_code import SIGNATURES
+from labkit.kernels.cpu.signatures import SIGNATURES
 
 ENOUGH_CORES = 4
 """From here on the longest function has a second process; together they do more, since parts of it are compiled in

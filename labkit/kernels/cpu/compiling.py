@@ -16,8 +16,8 @@ from numba.core.codegen import get_host_cpu_features
 
 from labkit.kernels.cpu import code_files, tiers
 from labkit.kernels.cpu.loops import meet, publish, run, serve
-from labkit.kernels.cpu.machine_code import SIGNATURES, UNREACHED
 from labkit.kernels.cpu.matmul import matmul
+from labkit.kernels.cpu.signatures import SIGNATURES, UNREACHED
 from labkit.kernels.cpu.step import step
 from labkit.kernels.cpu.stretch import stretch
 

@@ -22,7 +22,8 @@ from labkit.kernels.cpu.rowwise import array_at
 from labkit.kernels.panel_layout import BLOCK
 
 FEW = 8
-"""So many tokens pass a panel as it is stored; for more it is unpacked first."""
+"""So many tokens pass a panel as it is stored; for more it is unpacked first. In nibbles only as many as one tile
+takes: to take them apart twice costs more than to keep what was made of them."""
 AHEAD = 4096
 """How far ahead of what is read lines are asked for, in bytes, where a few tokens wait for memory."""
 
@@ -36,7 +37,7 @@ def one_panel(linear, panel, records, n_tokens, out, out_stride, own):
     size = rounds - TO_BYTES if of_bytes else rounds
     scales, spill = own + PANEL_BYTES, own + PANEL_BYTES + 8 * FEW_INPUTS
     minima = scales + 4 * FEW_INPUTS
-    source, few = it.WORDS, n_tokens <= FEW
+    source, few = it.WORDS, n_tokens <= (it.MOST if bits == 4 and not of_bytes else FEW)
     if of_bytes:
         source = it.UNSIGNED
     elif few and bits == 4:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.kernels.cpu import cells
-from labkit.kernels.cpu.turnout import Turnout
+from labkit.kernels.cpu.active_threads import ActiveThreads
 from labkit.kernels.panel_layout import BLOCK, Panels
 
 FP32, BF16, PACKED = range(3)
@@ -64,8 +64,8 @@ class Plan:
     kept: list[Tensor] = field(default_factory=list)
     tables: list[np.ndarray] = field(default_factory=list)
     """Of layers with experts: all their linears (``mixture``)."""
-    turnout: Turnout = field(default_factory=Turnout)
-    turnout_of_many: Turnout = field(default_factory=Turnout)
+    active: ActiveThreads = field(default_factory=ActiveThreads)
+    active_of_many: ActiveThreads = field(default_factory=ActiveThreads)
     """Who takes steps of few tokens, and of many."""
     spare: Tensor | None = None
     """Working memory of the last prompt, for the next one."""

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from labkit.backends import fused_step as fused
-from labkit.kernels.cpu import turnout
-from labkit.kernels.cpu.turnout import Turnout
+from labkit.kernels.cpu import active_threads
+from labkit.kernels.cpu.active_threads import ActiveThreads
 from labkit.perf.timer import NULL_TIMER
 from labkit.quant import Int4, Int8
 from tests.kernels.compare import cache_for, quantize
@@ -21,8 +21,8 @@ class Machine:
         self.n_threads, self.now, self.share = n_threads, 100.0, 0.0
         self.seconds = {n: 0.04 for n in range(1, n_threads + 1)}
         self.asked = []
-        monkeypatch.setattr(turnout.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(turnout, "BusyWatch", lambda: self)
+        monkeypatch.setattr(active_threads.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(active_threads, "BusyWatch", lambda: self)
 
     def __enter__(self):
         return self
@@ -44,18 +44,18 @@ class Machine:
 
 
 def test_a_quiet_machine_is_left_alone(monkeypatch):
-    machine, chooser = Machine(monkeypatch), Turnout()
+    machine, chooser = Machine(monkeypatch), ActiveThreads()
     assert set(machine.steps(chooser, 500)) == {2}
     assert chooser.note(2) == ""
 
 
 def test_one_thread_less_stays_while_it_is_faster_and_others_are_busy(monkeypatch):
-    machine, chooser = Machine(monkeypatch), Turnout()
+    machine, chooser = Machine(monkeypatch), ActiveThreads()
     machine.share, machine.seconds = 0.4, {1: 0.08, 2: 0.12}
     machine.steps(chooser, 100)
     asked = machine.steps(chooser, 200)
     assert asked.count(1) > 160  # the rest are looks at whether two have become faster again
-    assert asked.count(2) >= turnout.TRIAL_STEPS
+    assert asked.count(2) >= active_threads.TRIAL_STEPS
     assert chooser.note(2).startswith("1 of 2 threads")
     machine.share, machine.seconds = 0.0, {1: 0.08, 2: 0.04}
     machine.steps(chooser, 20)
@@ -63,24 +63,24 @@ def test_one_thread_less_stays_while_it_is_faster_and_others_are_busy(monkeypatc
 
 
 def test_one_thread_less_that_is_slower_does_not_stay(monkeypatch):
-    machine, chooser = Machine(monkeypatch), Turnout()
+    machine, chooser = Machine(monkeypatch), ActiveThreads()
     machine.share, machine.seconds = 0.4, {1: 0.08, 2: 0.06}
     asked = machine.steps(chooser, 400)
     assert asked.count(1) < 80
-    assert asked.count(1) >= turnout.TRIAL_STEPS
+    assert asked.count(1) >= active_threads.TRIAL_STEPS
 
 
 def test_steps_that_are_longer_than_the_time_between_two_looks_choose_too(monkeypatch):
-    machine, chooser = Machine(monkeypatch), Turnout()
+    machine, chooser = Machine(monkeypatch), ActiveThreads()
     machine.share, machine.seconds = 0.5, {1: 1.0, 2: 2.5}
-    assert set(machine.steps(chooser, turnout.TRIAL_STEPS)) == {2}
+    assert set(machine.steps(chooser, active_threads.TRIAL_STEPS)) == {2}
     machine.steps(chooser, 5)
     assert machine.steps(chooser, 10).count(1) > 6
 
 
 def test_a_longer_step_is_not_a_slower_one(monkeypatch):
     """Without a KV cache each step has a token more than the one before."""
-    machine, chooser = Machine(monkeypatch), Turnout()
+    machine, chooser = Machine(monkeypatch), ActiveThreads()
     machine.share = 0.5
     for n in range(5, 300):
         machine.seconds = {1: 0.012 * n, 2: 0.010 * n}
@@ -90,7 +90,7 @@ def test_a_longer_step_is_not_a_slower_one(monkeypatch):
 
 def test_another_run_of_the_model_does_not_end_a_trial(monkeypatch):
     """Its step began before the trial did, with the number of threads from before."""
-    machine, chooser = Machine(monkeypatch), Turnout()
+    machine, chooser = Machine(monkeypatch), ActiveThreads()
     machine.share = 0.4
     while not chooser._trial:
         chooser.run(machine, None)
@@ -101,7 +101,7 @@ def test_another_run_of_the_model_does_not_end_a_trial(monkeypatch):
 
 
 def test_a_smaller_team_is_not_asked_for_more_threads_than_it_has(monkeypatch):
-    chooser = Turnout()
+    chooser = ActiveThreads()
     chooser.n_active = 3
     assert Machine(monkeypatch).steps(chooser, 5) == [2] * 5
 
@@ -118,7 +118,7 @@ def test_the_logits_do_not_depend_on_how_many_threads_take_a_step(weights):
             step(ids[:300], **options)
             logits = []
             for n, token in zip(counts, ids[300:], strict=True):
-                step._turnout.n_active = n
+                step._active.n_active = n
                 logits.append(step(token[None], **options))
             results.append(torch.cat(logits))
     assert torch.equal(results[0], results[1])

@@ -41,7 +41,7 @@ class _Lookout:
     def __init__(self) -> None:
         self._open: list[_Watch] = []
         self._changed = threading.Condition()
-        threading.Thread(target=self._work, name="labkit-heed", daemon=True).start()
+        threading.Thread(target=self._work, name="labkit-cancellation", daemon=True).start()
 
     def add(self, watch: _Watch) -> None:
         with self._changed:
@@ -74,7 +74,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def heeding(should_stop: Callable[[], bool], cells: np.ndarray, at: int) -> Iterator[None]:
+def cancellable(should_stop: Callable[[], bool], cells: np.ndarray, at: int) -> Iterator[None]:
     """Within the block, ``cells[at]`` is set to 1 soon after ``should_stop()`` has become true. Raises at the end what
     ``should_stop`` raised."""
     watch = _Watch(should_stop, cells, at)

@@ -38,7 +38,7 @@ class Squad(Protocol):
     def run(self, job: np.ndarray, n_threads: int = 0) -> float: ...
 
 
-class Turnout:
+class ActiveThreads:
     """One model's threads over time, in steps of one kind, whatever runs it has: ``run`` counts and chooses."""
 
     _lock = threading.Lock()
@@ -104,7 +104,7 @@ class Turnout:
 
 def _after_fork() -> None:
     """Another thread of the first process may have held the lock; none of this one does."""
-    Turnout._lock = threading.Lock()
+    ActiveThreads._lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,191 @@
+"""Tiers of instructions: the same numbers from each, chosen by what the processor has, and never one that it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from numba import njit, types
+
+from labkit import doctor
+from labkit.kernels.cpu import code_files, integer_tiles, tier_check, tiers
+from labkit.kernels.cpu.integer_tiles import nibbles, signed_bytes, unsigned_bytes, words
+from labkit.kernels.cpu.tiers import PLAIN, Tier
+
+HERE = tiers.available()
+WIDE = Tier("plain", "", lanes=16)
+"""The layout of a tier of 512 bits, which any processor can run."""
+INSTRUCTIONS = {
+    "avx512vnni": {"vpdpbusd": "%zmm", "vpdpwssd": "%zmm"},
+    "avxvnni": {"vpdpbusd": "%ymm", "vpdpwssd": "%ymm"},
+    "avx2": {"vpmaddubsw": "%ymm", "vpmaddwd": "%ymm"},
+    "i8mm": {"usdot": ".16b"},
+    "dotprod": {"sdot": ".16b"},
+}
+TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+BEYOND = {"avx2": ("vpdp", "%zmm"), "avxvnni": ("%zmm",), "dotprod": ("usdot",), "plain": ("vp", "%ymm", "sdot")}
+"""What a tier's processor does not have."""
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """No choice made yet, and no verdict kept."""
+    monkeypatch.delenv(tiers.VARIABLE, raising=False)
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    tiers.choice.cache_clear()
+    yield
+    tiers.choice.cache_clear()
+
+
+@pytest.mark.parametrize("tier", [*HERE, WIDE], ids=lambda tier: f"{tier.name} {tier.lanes}")
+def test_products_are_exact_on_every_tier_of_this_processor(tier):
+    tier_check.initialize()
+    assert tier_check.differences(tier) == []
+
+
+@pytest.mark.parametrize("architecture", TRIPLES)
+def test_the_compiler_makes_each_tiers_instructions(architecture):
+    """For this processor and for others: nothing is run."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    tier_check.initialize()
+    try:
+        llvm.Target.from_triple(TRIPLES[architecture])
+    except RuntimeError:
+        pytest.skip(f"this llvmlite is built without {architecture}")
+    for tier in tiers.TIERS[architecture]:
+        lines = tier_check.assembly(tier, tier.lanes, TRIPLES[architecture]).splitlines()
+        for instruction, register in INSTRUCTIONS.get(tier.name, {}).items():
+            assert any(instruction in line and register in line for line in lines), (tier.name, instruction)
+        code = [line for line in lines if line.startswith("\t") and not line.lstrip().startswith((".", "#"))]
+        assert not [line for line in code for word in BEYOND.get(tier.name, ()) if word in line]
+
+
+def test_wrong_products_are_found(monkeypatch):
+    """Bytes without sign taken as signed: right until one is above 127."""
+    tier_check.initialize()
+    dot = lambda b, tier, total, x, y: tier_check.integer_dots._plain(b, total, b.sext(x, _wide(total)), y, 4)  # noqa: E731
+    monkeypatch.setitem(tier_check.DOTS, "bytes", (dot, *tier_check.DOTS["bytes"][1:]))
+    assert tier_check.differences(PLAIN) == ["bytes, 8 lanes"]
+
+
+def _wide(total):
+    return tier_check.ir.VectorType(tier_check.I32, 4 * total.type.count)
+
+
+@pytest.mark.parametrize("source", [nibbles, signed_bytes, words, unsigned_bytes], ids=lambda source: source.__name__)
+def test_tiles_give_the_same_bits_on_every_tier(source):
+    """Vectors of 8 rows and of 16: each output is summed up in the same order."""
+    rng = np.random.default_rng(0)
+    of_bytes, n_units = source is unsigned_bytes, 12
+    panel = rng.integers(0, 256, n_units * integer_tiles.UNIT_BYTES[source], np.uint8)
+    if source is words:
+        panel = rng.integers(-128, 128, n_units * 128, np.int16).view(np.uint8)
+    most, kind = (63, np.int8) if of_bytes else (32767, np.int16)
+    x = rng.integers(-most, most + 1, (2, 8 * n_units)).astype(kind)
+    sums = rng.integers(-9999, 9999, (2, 3), np.int32) if of_bytes else rng.normal(size=(2, 3)).astype(np.float32)
+    tokens = np.concatenate([part.view(np.uint8) for part in (x, rng.random((2, 4), np.float32), sums)], axis=1).copy()
+    scales, minima = rng.random((3, 16), np.float32), rng.random((3, 16), np.float32)
+
+    def multiply(tier):
+        tile = integer_tiles.make_tile(2, source, tier)
+
+        @njit(types.void(*[types.int64] * 6), error_model="numpy")
+        def run(panel, x, stride, scales, minima, out):
+            steps = x + stride - 28
+            tile(panel, 3, 4, x, stride, steps, steps + 16, 1, scales, minima, 0, out, 64, 1, panel, 1)
+
+        out = np.empty((2, 16), np.float32)
+        low = 0 if of_bytes else minima.ctypes.data
+        run(panel.ctypes.data, tokens.ctypes.data, tokens.shape[1], scales.ctypes.data, low, out.ctypes.data)
+        return out
+
+    plain = multiply(PLAIN)
+    assert np.abs(plain).max() > 1.0
+    for tier in (*HERE[:-1], WIDE):
+        assert np.array_equal(multiply(tier), plain), tier
+
+
+def test_a_variable_forces_a_lower_tier(monkeypatch):
+    monkeypatch.setattr(tiers, "check", lambda tier: "")
+    assert tiers.in_use() == HERE[0]
+    for tier in HERE:
+        monkeypatch.setenv(tiers.VARIABLE, tier.name.upper())
+        tiers.choice.cache_clear()
+        assert tiers.in_use() == tier
+
+
+@pytest.mark.parametrize(("asked", "why"), [("sse9", "there is no such tier"), ("", "")])
+def test_what_is_not_there_is_refused_with_what_is(monkeypatch, asked, why):
+    foreign = next(name for name in ("dotprod", "avx2") if name not in [tier.name for tier in HERE])
+    monkeypatch.setenv(tiers.VARIABLE, asked or foreign)
+    names = ", ".join(tier.name for tier in HERE)
+    with pytest.raises(ValueError, match=f"{why or 'this processor lacks it'}. It has {names}; unset LABKIT_CPU"):
+        tiers.choice()
+    found = doctor.check_instructions()
+    assert found.status == "fail"
+    assert (asked or foreign) in found.remedy
+    assert doctor.check_machine_code().status == "note"
+
+
+BETTER = Tier("better", "an instruction of tomorrow")
+
+
+@pytest.fixture
+def better(monkeypatch):
+    """A processor with a tier above those that are always right."""
+    monkeypatch.setattr(tiers, "available", lambda: (BETTER, PLAIN))
+
+
+@pytest.mark.usefixtures("better")
+def test_a_tier_that_fails_its_check_is_not_used_and_doctor_says_so(monkeypatch):
+    asked = []
+    monkeypatch.setattr(tiers, "check", lambda tier: asked.append(tier) or "its check ended with -4")
+    for _ in range(2):
+        tiers.choice.cache_clear()
+        assert tiers.choice() == tiers.Choice(PLAIN, (("better", "its check ended with -4"),))
+    assert len(asked) == 1, "a verdict is kept"
+    found = doctor.check_instructions()
+    assert found.status == "note"
+    assert found.remedy == "better is not used: its check ended with -4."
+
+
+@pytest.mark.usefixtures("better")
+def test_a_check_that_could_not_be_run_is_run_again(monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("check", 1)
+
+    monkeypatch.setattr(tiers.subprocess, "run", broken)
+    assert tiers.in_use() == PLAIN
+    monkeypatch.setattr(tiers, "check", lambda tier: "")
+    tiers.choice.cache_clear()
+    assert tiers.in_use() == BETTER
+    monkeypatch.setattr(tiers, "check", broken)  # passed once, and that is kept
+    tiers.choice.cache_clear()
+    assert tiers.in_use() == BETTER
+
+
+def test_a_check_ends_no_process_but_its_own():
+    """An instruction that the processor lacks: LLVM, or the system, ends whoever asks for it."""
+    lacked = [tier for tier in tiers.TIERS[tiers.architecture()] if tier not in HERE]
+    if not lacked:
+        pytest.skip("this processor has every tier")
+    assert tiers.check(lacked[0]).startswith("its check ended with -")
+
+
+def test_numbas_variables_are_heard(monkeypatch):
+    """LLVM ends a process that asks for an instruction which the compiler was told to do without."""
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    assert [tier.name for tier in tiers.available()] == ["plain"]
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma,+f16c,-avx512f")
+    assert tiers.features() == {"avx2", "fma", "f16c"}
+
+
+def test_machine_code_is_kept_by_tier(monkeypatch):
+    names = set()
+    for tier in HERE:
+        monkeypatch.setattr(tiers, "in_use", lambda tier=tier: tier)
+        names.add(code_files.file_name.__wrapped__())
+    assert len(names) == len(HERE)
