@@ -97,12 +97,13 @@ def expand(bits, codes, n_units, out):
 
 @intrinsic
 def halves_to_floats(typingctx: Any, halves: Any, n: Any, out: Any) -> Any:
-    """n finite float16 to float32, exact, subnormals too; n a multiple of 8."""
+    """n finite float16 to float32, exact, subnormals too; n a multiple of 8. Asks for the n behind them."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         halves, n, out = args
         with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
             place = b.add(halves, b.mul(at, const(2)))
+            simd.prefetch(b, b.add(place, b.mul(n, const(2))))
             simd.store(b, _widened(b, place), b.add(out, b.mul(at, const(4))))
         return context.get_dummy_value()
 
@@ -122,7 +123,7 @@ def _widened(b: Any, place: Any) -> Any:
 
 @intrinsic
 def offsets(typingctx: Any, scales: Any, points: Any, point: Any, n: Any, out: Any) -> Any:
-    """-z s in float32, z uint8 at ``points`` (0: all are ``point``); n a multiple of 8."""
+    """-z s in float32, z uint8 at ``points`` (0: all are ``point``); n a multiple of 8. Asks for the n behind them."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         scales, points, point, n, out = args
@@ -131,7 +132,9 @@ def offsets(typingctx: Any, scales: Any, points: Any, point: Any, n: Any, out: A
         with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
             z = cgutils.alloca_once_value(b, same)
             with b.if_then(stored):
-                b.store(b.uitofp(load(b, b.add(points, at), ir.VectorType(I8, 8)), VF32), z)
+                place = b.add(points, at)
+                simd.prefetch(b, b.add(place, n))
+                b.store(b.uitofp(load(b, place, ir.VectorType(I8, 8)), VF32), z)
             s = load(b, b.add(scales, b.mul(at, const(4))), VF32)
             simd.store(b, b.fneg(b.fmul(s, b.load(z))), b.add(out, b.mul(at, const(4))))
         return context.get_dummy_value()
@@ -141,13 +144,15 @@ def offsets(typingctx: Any, scales: Any, points: Any, point: Any, n: Any, out: A
 
 @intrinsic
 def copy_floats(typingctx: Any, x: Any, n: Any, out: Any) -> Any:
-    """n a multiple of 8."""
+    """n a multiple of 8. Asks for the n behind them."""
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         x, n, out = args
         with cgutils.for_range_slice(b, const(0), n, const(8), I64) as (at, _):
             offset = b.mul(at, const(4))
-            simd.store(b, load(b, b.add(x, offset), VF32), b.add(out, offset))
+            place = b.add(x, offset)
+            simd.prefetch(b, b.add(place, b.mul(n, const(4))))
+            simd.store(b, load(b, place, VF32), b.add(out, offset))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
@@ -156,7 +161,7 @@ def copy_floats(typingctx: Any, x: Any, n: Any, out: Any) -> Any:
 @jit
 def spread(linear, panel, at, n, scales, minima):
     """A panel's scales and minima for inputs [at, at + n), (groups, 16) float32 each; returns whether it has minima:
-    else they are zeros."""
+    else they are zeros. What comes next lies behind them: it is asked for."""
     group, first, count, n_groups = linear[GROUP], 0, 1, 1
     if group != 0:
         n_groups = ((linear[N_IN] + BLOCK - 1) // BLOCK * BLOCK + group - 1) // group

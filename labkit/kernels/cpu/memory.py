@@ -34,7 +34,7 @@ BUFFERS = 7
 """Rows of a token that a step keeps, of the widest matrix."""
 ALONE = 4
 """Up to so many tokens each thread does for itself what is done token by token."""
-PANEL_TOKENS = 8
+PANEL_TOKENS = 12
 """From so many tokens of one sequence on, the keys that they meet are made panels first."""
 CODED_TILE = 256
 """As TILE, where keys are codes: whole blocks of any size."""
