@@ -171,11 +171,22 @@ MOST = 8 if TIER.lanes == ROWS else 4
 """Tokens of the widest tile: its sums and what they are made of fill the registers."""
 
 
+def _named_after(source: Source) -> Callable[[Callable[..., Any]], Any]:
+    """``jit`` under a name of the source's own. Functions are compiled in several processes and linked by name: two
+    that share one would stand in for each other."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        function.__name__ = function.__qualname__ = f"{function.__name__}_{source.__name__}"
+        return jit(function)
+
+    return compiled
+
+
 def make_ladder(source: Source, tier: tiers.Tier) -> Any:
     """A tile of MOST, 4, 2 or 1 tokens, the most that there are; returns how many. given: a tile's arguments."""
     four, two, one = (make_tile(n, source, tier) for n in (4, 2, 1))
 
-    @jit
+    @_named_after(source)
     def narrow(n_tokens, given):
         if n_tokens >= 4:
             four(*given)
@@ -190,7 +201,7 @@ def make_ladder(source: Source, tier: tiers.Tier) -> Any:
         return narrow
     eight = make_tile(8, source, tier)
 
-    @jit
+    @_named_after(source)
     def wide(n_tokens, given):
         if n_tokens >= 8:
             eight(*given)
