@@ -1,4 +1,4 @@
-"""Panels and tiles against numpy; also without this processor's instructions."""
+"""Panels and tiles against numpy; also without this processor's instructions (``test_tiers`` has the others)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from numba import njit
 
 from labkit.kernels import panel_layout
 from labkit.kernels.cpu import integer_tiles as it
-from labkit.kernels.cpu import panels, simd
+from labkit.kernels.cpu import panels, tiers
 
 SOURCES = {"nibbles": it.nibbles, "bytes": it.signed_bytes, "words": it.words, "unsigned": it.unsigned_bytes}
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("tier", [it.TIER, tiers.PLAIN], ids=lambda tier: tier.name)
 @pytest.mark.parametrize("source", SOURCES)
-def test_an_integer_tile_is_exact(monkeypatch, portable, source):
+def test_an_integer_tile_is_exact(tier, source):
     """Three blocks of 32, the largest sums there can be among them, of either sign; written, then added to."""
-    if portable:  # what an ARM processor gets
-        monkeypatch.setattr(simd, "HAS_AVX2", False)
-    tile = it.make_tile(2, SOURCES[source])
+    tile = it.make_tile(2, SOURCES[source], tier)
 
     @njit
     def run(panel, x, x_stride, steps, sums, scales, minima, out, fresh):
