@@ -7,10 +7,11 @@ import subprocess
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from llvmlite import ir
 from numba import njit, types
 
 from labkit import doctor
-from labkit.kernels.cpu import code_files, integer_tiles, tier_check, tiers
+from labkit.kernels.cpu import code_files, integer_tiles, machine_code, tier_check, tiers
 from labkit.kernels.cpu.integer_tiles import nibbles, signed_bytes, unsigned_bytes, words
 from labkit.kernels.cpu.tiers import PLAIN, Tier
 
@@ -61,6 +62,50 @@ def test_the_compiler_makes_each_tiers_instructions(architecture):
             assert any(instruction in line and register in line for line in lines), (tier.name, instruction)
         code = [line for line in lines if line.startswith("\t") and not line.lstrip().startswith((".", "#"))]
         assert not [line for line in code for word in BEYOND.get(tier.name, ()) if word in line]
+
+
+def tile_assembly(tier, source, triple):
+    """The widest tile, as the compiler makes it for a processor of the tier."""
+
+    class Context:
+        def get_dummy_value(self):
+            return None
+
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 16), "tile")
+    b = ir.IRBuilder(function.append_basic_block())
+    tile = integer_tiles.make_tile(8 if tier.lanes == 16 else 4, source, tier)
+    _, codegen = tile._defn(None, *[None] * 16)
+    codegen(Context(), b, None, list(function.args))
+    b.ret_void()
+    machine = llvm.Target.from_triple(triple).create_target_machine(features=tier_check._spelled(tier.needs), opt=3)
+    parsed = llvm.parse_assembly(str(module))
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(parsed, builder)
+    return machine.emit_assembly(parsed).splitlines()
+
+
+@pytest.mark.parametrize("source", [nibbles, unsigned_bytes], ids=lambda source: source.__name__)
+@pytest.mark.parametrize("name", ["avx512vnni", "avxvnni", "i8mm", "dotprod"])
+def test_whole_tiles_compile_for_other_processors(name, source):
+    """One instruction for each product: none is taken apart and added up elsewhere."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    tier_check.initialize()
+    architecture = "aarch64" if name in ("i8mm", "dotprod") else "x86_64"
+    try:
+        lines = tile_assembly(tiers.find(name), source, TRIPLES[architecture])
+    except RuntimeError as error:
+        pytest.skip(f"this llvmlite is built without {architecture}: {error}")
+    pairs = source is nibbles
+    instruction, n = {
+        "avx512vnni": ("vpdpwssd" if pairs else "vpdpbusd", 32 if pairs else 16),
+        "avxvnni": ("vpdpwssd" if pairs else "vpdpbusd", 32 if pairs else 16),
+        "i8mm": ("smull" if pairs else "usdot", 32),
+        "dotprod": ("smull" if pairs else "sdot", 32),
+    }[name]
+    assert sum(instruction in line for line in lines) >= n
+    assert "vpmaddwd" not in "".join(lines)
 
 
 def test_wrong_products_are_found(monkeypatch):
@@ -187,5 +232,26 @@ def test_machine_code_is_kept_by_tier(monkeypatch):
     names = set()
     for tier in HERE:
         monkeypatch.setattr(tiers, "in_use", lambda tier=tier: tier)
-        names.add(code_files.file_name.__wrapped__())
+        names.add(code_files.file_name())
     assert len(names) == len(HERE)
+
+
+@pytest.mark.usefixtures("better")
+def test_only_what_is_tested_is_compiled_in_the_process_that_asks(monkeypatch):
+    """Compiling apart left nothing, perhaps because the compiler ended: a better tier is then not tried here."""
+    monkeypatch.setattr(tiers, "check", lambda tier: "")
+    monkeypatch.setattr(tiers, "_refused", {})
+    monkeypatch.setattr(machine_code, "_addresses", {})
+    monkeypatch.setattr(machine_code, "_load_kept", lambda: False)
+    monkeypatch.setattr(machine_code, "_compile_apart", lambda progress: False)
+    compiled = []
+
+    def compile_here(progress):
+        compiled.append(tiers.in_use())
+        machine_code._addresses["step"] = 1
+
+    monkeypatch.setattr(machine_code, "_compile_here", compile_here)
+    assert tiers.in_use() == BETTER
+    machine_code.load()
+    assert compiled == [PLAIN]
+    assert tiers.choice().refused[0][0] == "better"

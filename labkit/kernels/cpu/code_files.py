@@ -40,15 +40,19 @@ def folders() -> tuple[Path, ...]:
     return Path(__file__).parent / "__pycache__", cache_folder() / "compiled"
 
 
-@lru_cache(maxsize=1)
 def file_name() -> str:
     """Of the sources, the compiler, the processor and the tier of its instructions that is used. Raises ValueError when
     LABKIT_CPU names none that it has."""
+    return f"{_here()}-{tiers.in_use().name}.zip"
+
+
+@lru_cache(maxsize=1)
+def _here() -> str:
     import llvmlite.binding as llvm
 
     compiler = [version("numba"), version("llvmlite"), platform.machine(), sys.platform, llvm.get_host_cpu_name()]
     here = hashlib.sha256(json.dumps([compiler, sorted(tiers.features())]).encode()).hexdigest()[:12]
-    return f"labkit-{digest(Path(__file__).parent.parent)[:12]}-{here}-{tiers.in_use().name}.zip"
+    return f"labkit-{digest(Path(__file__).parent.parent)[:12]}-{here}"
 
 
 def digest(sources: Path) -> str:

@@ -88,7 +88,8 @@ def _plain(b: Any, total: Any, x: Any, y: Any, n: int) -> Any:
 def _in_turn(b: Any, v: Any) -> Any:
     """v, about which the compiler knows nothing: sums stay in the order that they are written in. Left alone, LLVM adds
     up all products of a turn first, runs out of registers, and moves the sums through memory."""
-    return b.call(ir.InlineAsm(ir.FunctionType(v.type, [v.type]), "", "=x,0"), [v])
+    register = "x" if v.type.count == 8 else "v"
+    return b.call(ir.InlineAsm(ir.FunctionType(v.type, [v.type]), "", f"={register},0"), [v])
 
 
 def _madd(b: Any, x: Any, y: Any) -> Any:
@@ -109,7 +110,7 @@ def _vnni(instruction: str, bits: int) -> Dot:
 
     def dot(b: Any, total: Any, x: Any, y: Any) -> Any:
         x, y = b.bitcast(x, total.type), b.bitcast(y, total.type)
-        return _call(b, f"llvm.x86.avx512.{instruction}.{bits}", total.type, total, x, y)
+        return _in_turn(b, _call(b, f"llvm.x86.avx512.{instruction}.{bits}", total.type, total, x, y))
 
     return dot
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from labkit.kernels.cpu import code_files
+from labkit.kernels.cpu import code_files, tiers
 from labkit.kernels.cpu.signatures import C_TYPES, SIGNATURES, UNREACHED
 
 FROM_C = ("erff", "expf", "logf", "tanhf", "memset", "memcpy")
@@ -42,20 +42,30 @@ def function(name: str) -> Any:
 
 
 def load(progress: Callable[[int], None] = lambda n_compiled: None) -> None:
-    """Have every function in memory: from the file, or compiled, which takes about a minute on one core, and kept."""
-    with _lock:
-        if _addresses or _load_kept():
-            return
-        from labkit.kernels.cpu import compile_apart
+    """Have every function in memory: from the file, or compiled, which takes about a minute on one core, and kept.
 
-        with suppress(OSError):  # no process can be started here
-            compile_apart.compile_all(progress)
-        if _load_kept():  # another process was first
-            return
-        objects = code_files.parts(SIGNATURES)
-        if len(objects) == len(SIGNATURES) and code_files.keep(objects) and _load_kept():
-            return
-        _compile_here(progress)
+    In this process itself only what every release is tested on is compiled: what another tier's instructions make of
+    the compiler, or of a process that loads them, happens elsewhere, or the tier is not used."""
+    with _lock:
+        while not (_addresses or _load_kept() or _compile_apart(progress)):
+            tier = tiers.in_use()
+            if tier.name in tiers.CHECKED:
+                _compile_here(progress)
+            else:
+                reason = "what was compiled for it could not be kept, or not loaded"
+                tiers.refuse(tier, reason, keep=code_files.can_keep())
+
+
+def _compile_apart(progress: Callable[[int], None]) -> bool:
+    """Compile in processes of their own, keep what they leave, and load it; whether that could be done."""
+    from labkit.kernels.cpu import compile_apart
+
+    with suppress(OSError):  # no process can be started here
+        compile_apart.compile_all(progress)
+    if _load_kept():  # another process was first
+        return True
+    objects = code_files.parts(SIGNATURES)
+    return len(objects) == len(SIGNATURES) and code_files.keep(objects) and _load_kept()
 
 
 def _load_kept() -> bool:

@@ -125,10 +125,22 @@ def choice() -> Choice:
     """The process's tier: the first that is allowed and right. Raises ValueError as ``allowed`` does."""
     refused = []
     for tier in allowed():
-        if tier.name in CHECKED or not (reason := verdict(tier)):
+        if tier.name in CHECKED or not (reason := _refused.get(tier.name) or verdict(tier)):
             return Choice(tier, tuple(refused))
         refused.append((tier.name, reason))
     return Choice(PLAIN, tuple(refused))
+
+
+_refused: dict[str, str] = {}
+"""What was found out in this process, after the check."""
+
+
+def refuse(tier: Tier, reason: str, *, keep: bool) -> None:
+    """Do without a tier from here on: the next one is in use. ``keep``: in the processes to come too."""
+    _refused[tier.name] = reason
+    choice.cache_clear()
+    if keep:
+        _keep_verdict(tier, reason)
 
 
 def in_use() -> Tier:
@@ -137,22 +149,30 @@ def in_use() -> Tier:
 
 def verdict(tier: Tier) -> str:
     """Why a tier that the processor claims to have is not used; "" when it passed its check, now or earlier."""
-    path = _kept()
-    known = {}
-    with suppress(OSError, ValueError):
-        known = dict(json.loads(path.read_text()))
-    if isinstance(known.get(tier.name), str):
-        return known[tier.name]
+    known = _verdicts().get(tier.name)
+    if isinstance(known, str):
+        return known
     try:
         reason = check(tier)
     except (OSError, subprocess.SubprocessError) as error:  # nothing was found out, so nothing is kept
         return f"its check could not be run ({type(error).__name__})"
+    _keep_verdict(tier, reason)
+    return reason
+
+
+def _verdicts() -> dict[str, str]:
+    with suppress(OSError, ValueError):
+        return dict(json.loads(_kept().read_text()))
+    return {}
+
+
+def _keep_verdict(tier: Tier, reason: str) -> None:
+    path, known = _kept(), _verdicts()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         unfinished.write_text(json.dumps(known | {tier.name: reason}))
         os.replace(unfinished, path)
-    return reason
 
 
 def check(tier: Tier) -> str:
