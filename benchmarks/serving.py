@@ -36,6 +36,7 @@ from labkit.perf.busy import BusyWatch
 from labkit.perf.trace import quantile
 from labkit.serving import ChunkedPrefill, Continuous, Service, Static
 from labkit.serving.figures import figures_of, waste
+from labkit.serving.paper import n_steps
 from labkit.serving.request import Request
 
 WORDS = "The committee met on Tuesday and wrote down what it had decided about the harbour. "
@@ -65,14 +66,20 @@ def serve(model: Any, scheduler: Any, asked: list[dict[str, Any]], **options: An
 
 def policies(model: Any, args: Any) -> dict[str, Any]:
     """Tokens a second on a mixed-length trace, all there at the start, at most 8 together."""
-    asked = mixed(24)
+    asked = mixed(48)
     found: dict[str, list[float]] = {"static": [], "continuous": []}
     for _ in range(args.rounds):
         for name, scheduler in (("static", Static(max_requests=8)), ("continuous", Continuous(max_requests=8))):
             requests, _ = serve(model, scheduler, asked)
             found[name].append(figures_of(requests).tokens_per_s)
     medians = {name: median(values) for name, values in found.items()}
-    return {"tokens_per_s": medians, "continuous / static": medians["continuous"] / medians["static"]}
+    answers = [one["max_new_tokens"] for one in asked]
+    steps = {
+        "static": n_steps(Static(max_requests=8), answers),
+        "continuous": n_steps(Continuous(max_requests=8), answers),
+    }
+    ratio = medians["continuous"] / medians["static"]
+    return {"tokens_per_s": medians, "continuous / static": ratio, "steps on paper": steps}
 
 
 def batch(model: Any, args: Any) -> dict[str, Any]:
@@ -85,15 +92,18 @@ def batch(model: Any, args: Any) -> dict[str, Any]:
 
 
 def batch_of(model: Any, args: Any) -> dict[str, Any]:
-    rates: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
+    rates: dict[int, list[float]] = {size: [] for size in args.sizes}
     for _ in range(args.rounds):
         for size in rates:
-            asked = [{"prompt": f"{n} is", "max_new_tokens": 40, "ignore_eos": True} for n in range(size)]
+            asked = [
+                {"prompt": f"{n} is", "max_new_tokens": args.batch_tokens, "ignore_eos": True} for n in range(size)
+            ]
             _, service = serve(model, Continuous(max_requests=size), asked)
             steps = [m.end_s - m.start_s for m in service.moments if m.n_tokens == m.n_requests == size]
             rates[size].append(size / median(steps))
     medians = {str(size): median(values) for size, values in rates.items()}
-    return {"tokens_per_s": medians, "8 / 1": medians["8"] / medians["1"]}
+    first, *_, last = medians
+    return {"tokens_per_s": medians, f"{last} / {first}": medians[last] / medians[first]}
 
 
 def prompt(model: Any, args: Any) -> dict[str, Any]:
@@ -201,6 +211,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--concurrent", type=int, default=200)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8], help="batches to time, two at least")
+    parser.add_argument("--batch-tokens", type=int, default=40)
     parser.add_argument("--weights", nargs="*", default=[], help="forms of weights to time batches with, too")
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--budget", type=int, default=32, help="tokens a step of chunked prefill")
