@@ -1,7 +1,7 @@
 """Serving: throughput by policy and by batch, who waits for a long prompt, waste, and a load that nothing is lost in.
 
     python benchmarks/serving.py [--only policies batch prompt waste load] [--rounds 3] [--seconds 20]
-                                 [--weights int4 int8] [--clock wall] [--peer http://127.0.0.1:8001] [--json FILE]
+                                 [--weights int4 int8] [--clock wall] [--model NAME] [--peer URL URL] [--json FILE]
 
 The default model, in this process, no network in between; A and B in turn, medians. ``--peer``: another server of the
 same model (vLLM, llama.cpp) on the same machine, given the same batch over HTTP, in turn with labkit's over HTTP too.
@@ -86,7 +86,7 @@ def batch(model: Any, args: Any) -> dict[str, Any]:
     """Decode tokens a second of all requests together, by how many there are, for each form of weights."""
     out = {"as loaded": batch_of(model, args)}
     for weights in args.weights:
-        out[weights] = batch_of(labkit.load(weights=weights), args)
+        out[weights] = batch_of(labkit.load(args.model, weights=weights), args)
         print(weights, json.dumps(out[weights]), flush=True)
     return out
 
@@ -208,6 +208,7 @@ WORK: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))
+    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--concurrent", type=int, default=200)
@@ -231,7 +232,7 @@ def main() -> None:
         out["peers, decode tokens/s at 8"] = {url: median(values) for url, values in rates.items()}
     else:
         backends.prepare()
-        model = labkit.load()
+        model = labkit.load(args.model)
         serve(model, Continuous(max_requests=2), mixed(2))
         for name in args.only:
             with BusyWatch() as watch:
