@@ -17,6 +17,7 @@ from labkit.backends import fused_step
 from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Backend, Counts, Rows, Step
 from labkit.backends.storage import NUMBERS
+from labkit.backends.unpacked import forget, unpacked
 from labkit.kernels.cpu import plan
 from labkit.kernels.cpu.compilation import compilation
 from labkit.kernels.cpu.team import team
@@ -28,8 +29,9 @@ class WaitingStep:
     """The reference until the compiled step is ready, which is then built and takes over between two steps."""
 
     def __init__(self, transformer: Any, cache: Any, build: Callable[[], Step], *, keep_hidden: bool = False) -> None:
+        self._transformer = transformer
         self._reference = ReferenceStep(
-            transformer, cache, reason="the compiled step is being compiled", keep_hidden=keep_hidden
+            unpacked(transformer), cache, reason="the compiled step is being compiled", keep_hidden=keep_hidden
         )
         self._build = build
         self._step: Step | None = None
@@ -80,6 +82,8 @@ class WaitingStep:
         if compiled.ready():
             with timer("schedule"):
                 self._step = self._build()
+                self._reference.transformer = self._transformer
+                forget(self._transformer)
         elif compiled.state == "failed":
             self._reference.reason = f"compiling failed: {compiled.reason}"
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit import registry
+from labkit.backends.unpacked import apart
 from labkit.decoding.drafters import AUTOMATIC, LONGEST, Draft, Drafter, Drafting
 from labkit.decoding.sampler import Sampler
 from labkit.kvcache.contiguous import ContiguousCache
@@ -163,16 +164,9 @@ def rounded(config: Rounded, *, target: Any) -> Drafter:
             "same. The rounded drafter is for plain weights (fp32, bf16, fp16)."
         )
     component, form = registry.find("weights", config.weights)
-    copied = component.build(form, transformer=_apart(target.transformer))
+    copied = component.build(form, transformer=apart(target.transformer))
     sizes: dict[str, Any] = {"n_draft": config.n_draft, "n_vocab": target.config.vocab_size}
     return ModelDrafter("rounded", copied, nbytes=copied.nbytes, **sizes)
-
-
-def _apart(module: Any) -> Any:
-    """A module tree of its own over the same tensors: parts can be replaced in it."""
-    other = copy.copy(module)
-    other._modules = {name: None if m is None else _apart(m) for name, m in module._modules.items()}
-    return other
 
 
 def first_layers(transformer: Transformer, n: int) -> Transformer:

@@ -10,8 +10,12 @@ import torch
 from small_files import write_gguf
 
 import labkit
+from labkit.backends import ReferenceStep
+from labkit.backends.unpacked import forget, unpacked
 from labkit.checkpoint.notes import CheckpointWarning
+from labkit.kvcache.contiguous import ContiguousCache
 from labkit.perf.memory import weights_nbytes
+from labkit.perf.timer import NULL_TIMER
 from labkit.quant import Stored, StoredLinear, block_groups
 
 IDS = [5, 77, 300, 12, 9]
@@ -111,3 +115,20 @@ def test_a_format_without_a_kernel_is_unpacked_alone(path, noted, monkeypatch):
     assert "unpacked into fp32" in str(noted[0].message)
     plain = labkit.load(path, device="cpu", dtype="fp32", weights="plain")
     torch.testing.assert_close(model(IDS), plain(IDS), rtol=1e-5, atol=1e-5)
+
+
+def test_plain_pytorch_serves_unpacked_while_the_kernels_are_compiled(path):
+    model = labkit.load(path, device="cpu", dtype="fp32", weights="stored")
+    other = unpacked(model.transformer)
+    assert not any(isinstance(m, StoredLinear) for m in other.layers.modules())
+    assert any(isinstance(m, StoredLinear) for m in model.transformer.layers.modules())
+    cache = ContiguousCache(other.cache_entries, capacity_tokens=8, dtype=torch.float32)
+    with torch.inference_mode():
+        step = ReferenceStep(other, cache)
+        found = step(torch.tensor(IDS), rows="all", timer=NULL_TIMER, should_stop=lambda: False)
+    torch.testing.assert_close(found, model(IDS), rtol=1e-5, atol=1e-5)
+    assert unpacked(model.transformer) is other
+    forget(model.transformer)
+    assert unpacked(model.transformer) is not other
+    plain = labkit.load(path, device="cpu", dtype="fp32", weights="plain").transformer
+    assert unpacked(plain) is plain
