@@ -103,7 +103,7 @@ def load(
         held = None
     backends.warm_up(backend, transformer)  # what the first run would otherwise be timed at
     tokenizer.fit(transformer.config.vocab_size)
-    tokenizer.settle()
+    tokenizer.prepare_chat()
     held = held and registry.named("weights", held)
     return Model(transformer, tokenizer, name=str(name), weights=held, backend=backend, source=source)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.diagnose import charts, conventions
 from labkit.diagnose.measured import n_fresh, n_prompt
-from labkit.diagnose.report import Report
 from labkit.diagnose.stream import Stream
 from labkit.perf.verdict import Finding
+
+if TYPE_CHECKING:
+    from labkit.diagnose.report import Report
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c21; --soft: #5b5b64; --line: #d9d9df; --back: #ffffff; --card: #f6f6f8;

@@ -219,7 +219,7 @@ class Tokenizer:
         known = {"add_generation_prompt": False, "tools": None, "documents": None} | self._template_variables
         return chat.render(self.chat_template or "", messages, **(known | variables))
 
-    def settle(self) -> None:
+    def prepare_chat(self) -> None:
         """Have ready what the first chat needs (Jinja, a process for templates). A broken template is that chat's
         error: nothing of a stranger's is run here."""
         if self.chat_template is not None:

@@ -61,7 +61,7 @@ def test_loading_looks_at_no_template(tmp_path):
     spec = small.byte_level()
     path = small.write(tmp_path, spec, tokenizer_config={"chat_template": "{{ 9 ** (9 ** (9 ** 9)) }}{% for"})
     tokenizer = Tokenizer.from_file(path)
-    tokenizer.settle()
+    tokenizer.prepare_chat()
     with pytest.raises(ValueError, match="not valid Jinja"):
         tokenizer.apply_chat_template(MESSAGES)
 
