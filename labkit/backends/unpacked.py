@@ -19,8 +19,9 @@ _made: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def unpacked(transformer: Any) -> Any:
     """The same model over the same norms; itself where nothing is stored in blocks, or too much. One for all who ask,
     until ``forget``."""
-    stored = {name: m for name, m in transformer.named_modules() if isinstance(m, StoredLinear)}
-    if not 0 < sum(m.out_features * m.in_features for m in stored.values()) <= MOST_VALUES:
+    found = transformer.named_modules(remove_duplicate=False)  # a tied head is the embedding's too
+    stored = {name: m for name, m in found if isinstance(m, StoredLinear)}
+    if not 0 < sum(m.out_features * m.in_features for m in set(stored.values())) <= MOST_VALUES:
         return transformer
     if transformer not in _made:
         other = apart(transformer)

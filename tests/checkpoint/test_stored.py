@@ -120,7 +120,7 @@ def test_a_format_without_a_kernel_is_unpacked_alone(path, noted, monkeypatch):
 def test_plain_pytorch_serves_unpacked_while_the_kernels_are_compiled(path):
     model = labkit.load(path, device="cpu", dtype="fp32", weights="stored")
     other = unpacked(model.transformer)
-    assert not any(isinstance(m, StoredLinear) for m in other.layers.modules())
+    assert not any(isinstance(m, StoredLinear) for m in [other.head, *other.layers.modules()])
     assert any(isinstance(m, StoredLinear) for m in model.transformer.layers.modules())
     cache = ContiguousCache(other.cache_entries, capacity_tokens=8, dtype=torch.float32)
     with torch.inference_mode():
