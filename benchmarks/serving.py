@@ -233,7 +233,7 @@ def main() -> None:
     else:
         backends.prepare()
         model = labkit.load(args.model)
-        serve(model, Continuous(max_requests=2), mixed(2))
+        serve(model, Continuous(max_requests=2), [{"prompt": WORDS, "max_new_tokens": 4}] * 2)
         for name in args.only:
             with BusyWatch() as watch:
                 out[name] = WORK[name](model, args)

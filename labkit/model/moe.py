@@ -95,6 +95,8 @@ def choose(scores: Tensor, gate: Gate, n_active: int, bias: Tensor | None) -> Te
 class MixtureOfExperts(nn.Module):
     """A router, its experts, and perhaps one expert that every token shares: (T, M) -> (T, M)."""
 
+    experts_of_id: Tensor
+
     def __init__(self, d_model: int, config: MoEFFN) -> None:
         super().__init__()
         self.config = config
