@@ -157,13 +157,15 @@ def load(model: Any, args: Any) -> dict[str, Any]:
     scheduler = ChunkedPrefill(max_requests=32, token_budget=256)
     with Service(model, scheduler=scheduler, capacity_tokens=512, max_waiting=10_000) as service:
         alive: list[Request] = []
+        n_tokens: list[int] = []
+        service.on_end.append(lambda request: n_tokens.append(request.sequence.n_new))
         n_sent, ended, memory = 0, {"length": 0, "stop": 0, "cancelled": 0, "failed": 0}, []
         until = time.perf_counter() + args.seconds
         while time.perf_counter() < until or alive:
             while len(alive) < args.concurrent and time.perf_counter() < until:
-                n_tokens = chance.randint(2, 24)
+                n_new = chance.randint(2, 24)
                 words = WORDS * chance.randint(1, 3)
-                alive.append(service.submit(f"{n_sent}. {words}", max_new_tokens=n_tokens, ignore_eos=True))
+                alive.append(service.submit(f"{n_sent}. {words}", max_new_tokens=n_new, ignore_eos=True))
                 n_sent += 1
                 if chance.random() < 0.1:
                     chance.choice(alive).sequence.stop_event.set()
@@ -179,7 +181,7 @@ def load(model: Any, args: Any) -> dict[str, Any]:
         "ended": ended,
         "lost": n_sent - sum(ended.values()),
         "blocks_still_used": used,
-        "tokens_per_s": sum(r.sequence.n_new for r in service.requests) / args.seconds,
+        "tokens_per_s": sum(n_tokens) / args.seconds,
         "rss_mb_after_a_quarter": early / 1e6,
         "rss_mb_at_the_end": memory[-1] / 1e6,
     }

@@ -32,7 +32,8 @@ from labkit.serving.queues import Queues
 from labkit.serving.request import Request
 from labkit.serving.schedulers import Scheduler
 
-N_KEPT_REQUESTS, N_KEPT_MOMENTS = 10_000, 100_000
+N_KEPT_REQUESTS, N_KEPT_MOMENTS = 1000, 20_000
+"""The latest ones, to look at; a request keeps its trace, some 20 KB, and a server runs for days."""
 LONGEST_TOKENS = 2048
 """What a sequence may grow to where nothing else is asked for and the model's context is longer."""
 
