@@ -149,7 +149,7 @@ def test_tiles_give_the_same_bits_on_every_tier(source):
 
 def test_a_variable_forces_a_lower_tier(monkeypatch):
     monkeypatch.setattr(tiers, "check", lambda tier: "")
-    assert tiers.in_use() == HERE[0]
+    assert tiers.in_use().name in tiers.CHECKED
     for tier in HERE:
         monkeypatch.setenv(tiers.VARIABLE, tier.name.upper())
         tiers.choice.cache_clear()
@@ -176,6 +176,13 @@ BETTER = Tier("better", "an instruction of tomorrow")
 def better(monkeypatch):
     """A processor with a tier above those that are always right."""
     monkeypatch.setattr(tiers, "available", lambda: (BETTER, PLAIN))
+    monkeypatch.setenv(tiers.VARIABLE, "better")
+
+
+def test_a_tier_that_no_release_was_run_on_waits_to_be_named(monkeypatch):
+    monkeypatch.setattr(tiers, "available", lambda: (BETTER, PLAIN))
+    assert tiers.choice() == tiers.Choice(PLAIN)
+    assert "LABKIT_CPU=better tries it" in doctor.check_instructions().remedy
 
 
 @pytest.mark.usefixtures("better")

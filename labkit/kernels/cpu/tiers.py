@@ -4,9 +4,10 @@
     aarch64   i8mm > dotprod > plain
 
 Every tier gives the same numbers: its sums of integers are exact, and the floats around them are the same operations.
-A tier above ``CHECKED`` is tried first, once on a machine, in a process of its own (``tier_check``): an instruction
-that the system withholds ends that process and no other, and a wrong number is found. The next tier then serves, and
-``labkit doctor`` says why. LABKIT_CPU names a lower tier.
+LABKIT_CPU names a tier. Without it the best of ``CHECKED`` serves, since the others have been compiled for their
+processors but never run on one. Such a tier, when it is named, is tried first, once on a machine, in a process of its
+own (``tier_check``): an instruction that the system withholds ends that process and no other, and a wrong number is
+found. The next tier then serves, and ``labkit doctor`` says why.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ TIERS: dict[str, tuple[Tier, ...]] = {
 }
 """By architecture, the best first."""
 CHECKED = ("avx2", "plain")
-"""What every release is tested on; the others are checked where they are first used."""
+"""What every release is tested on. The others wait for a processor: whoever has one names the tier, compares
+``benchmarks/steps.py`` with and without it, and adds it here."""
 ARCHITECTURES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 
 
@@ -100,16 +102,17 @@ def find(name: str) -> Tier:
 
 
 def allowed() -> tuple[Tier, ...]:
-    """``available``, from the one that LABKIT_CPU names on. Raises ValueError when it names none of them."""
+    """``available``, from the one that LABKIT_CPU names on; without it, what every release is tested on. Raises
+    ValueError when it names none of them."""
     asked, here = os.environ.get(VARIABLE, "").strip().lower(), available()
     if not asked:
-        return here
+        return tuple(tier for tier in here if tier.name in CHECKED)
     names = [tier.name for tier in here]
     if asked in names:
         return here[names.index(asked) :]
     known = {tier.name for tiers in TIERS.values() for tier in tiers}
     why = "this processor lacks it" if asked in known else "there is no such tier"
-    raise ValueError(f"{VARIABLE}={asked}: {why}. It has {', '.join(names)}; unset {VARIABLE} for the best of them.")
+    raise ValueError(f"{VARIABLE}={asked}: {why}. It has {', '.join(names)}; unset {VARIABLE} for the best that is tested.")
 
 
 @dataclass(frozen=True)
