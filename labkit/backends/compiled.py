@@ -26,7 +26,7 @@ from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Backend, Counts, Rows, Step, as_hidden
 from labkit.model.config import GroupedAttention, MoEFFN
 from labkit.model.embedding import check_token_ids
-from labkit.perf import workers
+from labkit.perf.workers import begin
 from labkit.registry import register
 
 CPP_COMPILERS = ("g++", "clang++", "cl")
@@ -121,7 +121,7 @@ class Pieces:
         self.leave: Callable[..., Any] = leave
         self.blocks: list[Any] = []
         self.weights = _weights(transformer)
-        workers.begin(self._work, name="labkit-compile")
+        begin(self._work, name="labkit-compile")
 
     def ready(self, timeout_s: float | None = 0.0) -> bool:
         """Whether they can run, after waiting at most ``timeout_s`` (None: until they can)."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from labkit.perf import workers
+from labkit.perf.workers import begin
 from labkit.tokenizer import merge_table
 from labkit.tokenizer.rules import class_table, rule_of
 from labkit.tokenizer.words import ByteWords
@@ -43,7 +43,7 @@ def kernels(*, wait: bool = False, start: bool = False) -> Any:
         return _kernels
     with _lock:
         if _compiler is None and (start or wait):
-            _compiler = workers.begin(_compile, name="labkit-tokenizer-compiler")
+            _compiler = begin(_compile, name="labkit-tokenizer-compiler")
     if wait and _compiler is not None:
         _compiler.join()
     return _kernels

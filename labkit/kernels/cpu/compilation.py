@@ -8,7 +8,7 @@ import time
 from functools import lru_cache
 
 from labkit.kernels.cpu import machine_code
-from labkit.perf import workers
+from labkit.perf.workers import begin
 
 
 class Compilation:
@@ -27,7 +27,7 @@ class Compilation:
         with self._lock:
             if self.state == "cold":
                 self.state = "compiling"
-                workers.begin(self._work, name="labkit-compile")
+                begin(self._work, name="labkit-compile")
 
     def ready(self, timeout_s: float | None = 0.0) -> bool:
         """Whether the compiled step can run now, after waiting at most ``timeout_s`` (None: until it can)."""

@@ -112,7 +112,9 @@ def allowed() -> tuple[Tier, ...]:
         return here[names.index(asked) :]
     known = {tier.name for tiers in TIERS.values() for tier in tiers}
     why = "this processor lacks it" if asked in known else "there is no such tier"
-    raise ValueError(f"{VARIABLE}={asked}: {why}. It has {', '.join(names)}; unset {VARIABLE} for the best that is tested.")
+    raise ValueError(
+        f"{VARIABLE}={asked}: {why}. It has {', '.join(names)}; unset {VARIABLE} for the best that is tested."
+    )
 
 
 @dataclass(frozen=True)
