@@ -47,5 +47,6 @@ def apart(module: Any) -> Any:
 
 def _plain(linear: StoredLinear, dtype: Any) -> nn.Linear:
     made = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
-    made.weight, made.bias = nn.Parameter(linear.dequantize().to(dtype), requires_grad=False), linear.bias
+    made.weight = nn.Parameter(linear.dequantize().to(dtype), requires_grad=False)
+    made.register_parameter("bias", linear.bias)
     return made

@@ -7,7 +7,7 @@ them ``NAME-00001-of-00003.gguf``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -38,13 +38,13 @@ class GGUFParts:
         return next(part for part in self._parts if name in part.tensors).tensor(name, dtype)
 
     def items(
-        self, dtype: torch.dtype = torch.float32, *, keep: bool = False
+        self, dtype: torch.dtype = torch.float32, *, keep: Collection[str] = ()
     ) -> Iterator[tuple[str, torch.Tensor | StoredRows]]:
         """Every tensor, part by part (``GGUFFile.items``)."""
         for part in self._parts:
             yield from part.items(dtype, keep=keep)
 
-    def n_values(self, dtype: torch.dtype, *, keep: bool = False) -> int:
+    def n_values(self, dtype: torch.dtype, *, keep: Collection[str] = ()) -> int:
         """How many numbers of ``dtype`` take the memory that ``items`` will."""
         return sum(part.n_values(dtype, keep=keep) for part in self._parts)
 

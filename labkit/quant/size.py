@@ -73,7 +73,7 @@ def kept_values(model_config: Any) -> int:
     for layer in model_config.layers:
         attention, ffn = layer.attention, layer.ffn
         total += per_norm * (4 if layer.norms == "sandwich" else 2)
-        if layer.norms == "streams":
+        if layer.norms == "streams" and model_config.streams is not None:
             total += 2 * sum(prod(shape) for _, shape, _ in model_config.streams.tensors(width))
         if attention.kernels != "grouped":
             kept = [(name, shape) for name, shape, kind in attention.tensors(width) if kind != "linear"]
