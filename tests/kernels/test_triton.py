@@ -32,6 +32,7 @@ def run(device, **variables):
 
 
 @needs_triton
+@pytest.mark.timeout(1200)  # three minutes on a quiet machine
 def test_every_kernel_in_the_interpreter():
     assert len(run("cpu", TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")) == N_CASES
 
