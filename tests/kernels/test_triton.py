@@ -24,7 +24,7 @@ def run(device, **variables):
         [sys.executable, str(CASES), device],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100,
         env={**os.environ, **variables},
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
