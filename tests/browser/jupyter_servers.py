@@ -22,7 +22,7 @@ BOARDS = """
 from IPython.display import display
 from labkit.ui.panels.switchboard import Switchboard
 
-first = Switchboard(prompt="first", max_new_tokens=40)
+first = Switchboard(prompt="first", max_new_tokens=160)
 second = Switchboard(prompt="story", max_new_tokens=400)
 display(first, second)
 """
