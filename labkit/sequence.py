@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +45,7 @@ class Sequence:
         began_s: float = 0.0,
     ) -> None:
         check_max_new_tokens(max_new_tokens)
-        if not isinstance(seed, int):
+        if not isinstance(seed, Integral):
             raise ValueError(f"seed={seed!r}: must be a whole number.")
         self.n_prompt, room = len(prompt_ids), model.config.context_tokens
         if not self.n_prompt:

@@ -215,9 +215,10 @@ def test_a_check_that_could_not_be_run_is_run_again(monkeypatch):
 
 def test_a_check_ends_no_process_but_its_own():
     """An instruction that the processor lacks: LLVM, or the system, ends whoever asks for it."""
-    lacked = [tier for tier in tiers.TIERS[tiers.architecture()] if tier not in HERE]
+    every = tiers.TIERS[tiers.architecture()]
+    lacked = every[: every.index(HERE[0])]  # a lower one that is missing may do with a better one's instructions
     if not lacked:
-        pytest.skip("this processor has every tier")
+        pytest.skip("this processor has the best tier there is")
     assert tiers.check(lacked[0]).startswith("its check ended with -")
 
 
