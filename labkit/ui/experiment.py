@@ -214,6 +214,7 @@ class Experiment:
             return
         if result.figure is not None:
             figure = with_guess(result, self.guess)
+            self.figure.layout.min_height = f"{figure.layout.height or 450}px"  # plotly forgets it in a resized page
             self.figure.outputs = (figure_output(figure, result.summary),)
         summary = f'<div style="margin-top:4px">{html.prose(result.summary)}</div>' if result.summary else ""
         twin = ""
