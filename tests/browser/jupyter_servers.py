@@ -47,6 +47,19 @@ lesson.show_source("labkit.ui.html.size")
 """
 """Every kind of thing that a lesson shows, and no model."""
 
+FIGURE = """
+import plotly.graph_objects as go
+from labkit.ui import lesson
+
+def draw(job):
+    return lesson.Result(figure=go.Figure(go.Scatter(y=[1, 3, 2]), layout={"height": 300}), summary="A line.")
+
+panel = lesson.Experiment("Draw", draw)
+display(panel)
+panel.run_button.click()
+"""
+"""A panel with its figure drawn."""
+
 
 @dataclass
 class Server:
@@ -73,6 +86,7 @@ def write_notebooks(folder: Path, demo: Path) -> None:
     """Two panels on one page, and a copy of the demo: the browser may save what it likes here."""
     write_notebook(folder / "two_panels.ipynb", BOARDS.strip())
     write_notebook(folder / "small_panels.ipynb", SMALL.strip())
+    write_notebook(folder / "figure.ipynb", FIGURE.strip())
     (folder / demo.name).write_text(demo.read_text(encoding="utf-8"), encoding="utf-8")
 
 

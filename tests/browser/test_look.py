@@ -90,3 +90,22 @@ def test_jupyterlab_follows_its_theme(new_page, lab, strays):
     check_look(page, "lab-dark")
     assert strays == []
     page.context.close()
+
+
+def test_a_figure_stays_when_the_page_changes_its_width(new_page, voila, strays):
+    page = new_page()
+    page.goto(voila.url("figure.ipynb"))
+    lines = page.locator(".lk-figure .scatterlayer")
+    lines.wait_for()
+    for viewport in (NARROW, WIDE, NARROW):
+        page.set_viewport_size(viewport)
+        page.wait_for_timeout(1500)
+        box, below = (
+            page.locator(".lk-figure .svg-container").bounding_box(),
+            page.get_by_text("A line.").bounding_box(),
+        )
+        assert box["height"] >= 300
+        assert box["width"] <= viewport["width"]
+        assert below["y"] >= box["y"] + box["height"] - 1, "the sentence stands over the figure"
+    assert strays == []
+    page.context.close()
