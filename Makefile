@@ -29,7 +29,7 @@ DEV := $(VENV)/.labkit-dev-$(KEY)
 
 PIP_INSTALL := $(PY) -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 SKIPPED := $(VENV)/labkit-skipped.txt
-PYTEST := LABKIT_SKIPPED=$(SKIPPED) $(PY) -m pytest
+PYTEST := LABKIT_SKIPPED=$(SKIPPED) $(PY) -m pytest -p tests.deadline
 # One thread a process where JOBS processes share the machine: two on two cores beat four.
 SHARED := OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
 
