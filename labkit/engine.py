@@ -127,13 +127,9 @@ class Engine:
             assert self.drafter is not None
             with self.timer.only("draft"):
                 sequence.speculation = Speculation(
-                    self.drafter, capacity_tokens=self.capacity_tokens, bind=self._bind_draft
+                    self.drafter, capacity_tokens=self.capacity_tokens, backend=self.backend
                 )
         return sequence.speculation
-
-    def _bind_draft(self, transformer: Any, cache: Any) -> Step:
-        """A step for a drafter's own model."""
-        return backends.bind(self.backend, transformer=transformer, cache=cache)[1]
 
     def _forward(self, feeds: list[Feed], should_stop: Callable[[], bool]) -> list[Output]:
         """The tokens through the model.

@@ -14,6 +14,7 @@ import torch
 
 from labkit import registry
 from labkit.backends import reference, fused, cuda_graph, compiled  # noqa: F401 - offered in the order of these names
+from labkit.backends.lookup import Given
 from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Backend, Step
 from labkit.kernels.cpu.compilation import compilation
@@ -21,9 +22,11 @@ from labkit.kernels.cpu.compilation import compilation
 
 __all__ = [
     "Backend",
+    "Given",
     "ReferenceStep",
     "Step",
     "bind",
+    "bind_given",
     "choose",
     "find",
     "prepare",
@@ -60,6 +63,12 @@ def bind(choice: Any, *, transformer: Any, cache: Any, keep_hidden: bool = False
     if choice == "auto":  # nothing else was asked for: there is nothing to excuse
         return "reference", ReferenceStep(transformer, cache, keep_hidden=keep_hidden)
     return backend.name, ReferenceStep(transformer, cache, reason=reason, keep_hidden=keep_hidden)
+
+
+def bind_given(choice: Any, *, transformer: Any, cache: Any, given: Given) -> Step | None:
+    """The step of a model that is ``given`` its inputs, with its hidden states, where the backend has one; None where
+    such a model is left to plain PyTorch."""
+    return find(choice, transformer.device).bind_given(transformer, cache, given)
 
 
 def why_not(choice: Any, *, transformer: Any, cache: Any) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.backends import fused_step
+from labkit.backends.lookup import Given
 from labkit.backends.reference import ReferenceStep
 from labkit.backends.step import Backend, Counts, Rows, Step
 from labkit.backends.storage import NUMBERS
@@ -115,6 +116,13 @@ class Fused(Backend):
     def wake(self) -> None:
         if compilation().state == "ready":
             team(torch.get_num_threads()).rouse()
+
+    def bind_given(self, transformer: Any, cache: Any, given: Given) -> Step | None:
+        made, reason = fused_step.find(transformer, cache)
+        if reason or not compilation().ready():
+            return None
+        n_threads = torch.get_num_threads()
+        return fused_step.FusedStep(transformer, cache, n_threads, made, keep_hidden=True, given=given)
 
     def bind(self, transformer: Any, cache: Any, *, keep_hidden: bool = False) -> Step:
         made, _ = fused_step.find(transformer, cache)

@@ -45,7 +45,8 @@ def _never() -> bool:
 
 class FusedStep:
     """Any number of tokens of any number of sequences, a chunk at a time; a token's logits are the same bits in
-    whatever company. ``made`` is what ``find`` found; raises ValueError when that has a reason."""
+    whatever company. ``made`` is what ``find`` found; raises ValueError when that has a reason. ``given`` stands in for
+    the embedding of a model that has none."""
 
     computed_by = "fused"
 
@@ -57,6 +58,7 @@ class FusedStep:
         made: plan.Plan | None = None,
         *,
         keep_hidden: bool = False,
+        given: lookup.Given | None = None,
     ) -> None:
         if made is None:
             made, reason = find(transformer, cache)
@@ -71,7 +73,7 @@ class FusedStep:
         self._storages: dict[Any, Any] = {}
         self._rotary: list[tuple[Tensor, Tensor]] = []
         self._first_chunk = _clamp(LAYER_S * FIRST_RATE / max(1, weights_a_layer(transformer)))
-        self._table = lookup.Table(transformer)
+        self._table = given or lookup.Table(transformer)
         self._pieces, self._piece_sizes = torch.empty(16), {}
         self._phases = np.zeros(cells.N_PHASES, np.int64)
         self._sizes = np.zeros(cells.N_SIZES, np.int64)

@@ -62,6 +62,20 @@ class Table:
         return self._transformer.embed(torch.from_numpy(ids), opened).float().contiguous().numpy()
 
 
+class Given:
+    """Inputs that are no rows of a table: the next step's tokens are what ``x`` (T, M) float32 holds, and the ids that
+    it is called with only say how many."""
+
+    def __init__(self) -> None:
+        self.x = np.empty((0, 0), np.float32)
+
+    def cells(self) -> None:
+        return None
+
+    def rows(self, ids: np.ndarray, opened: Any) -> np.ndarray:
+        return self.x
+
+
 class PanelRows:
     """Rows of a packed matrix out of the panels that the head's product reads: no second copy of the table."""
 

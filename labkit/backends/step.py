@@ -97,6 +97,11 @@ class Backend(ABC):
     def wake(self) -> None:  # noqa: B027 - most have no threads of their own
         """Wake the threads, as they are within a run: before a step that is timed alone."""
 
+    def bind_given(self, transformer: Any, cache: Any, given: Any) -> Step | None:
+        """The step of a model whose inputs are not its tokens' embeddings but what ``given`` (``lookup.Given``) holds,
+        with its hidden states; None where such a model is left to plain PyTorch."""
+        return None
+
     @abstractmethod
     def bind(self, transformer: Any, cache: Any, *, keep_hidden: bool = False) -> Step:
         """The step of a model on a cache for which ``why_not`` found nothing."""

@@ -61,8 +61,7 @@ class DraftHead(nn.Module):
     @staticmethod
     def beside(hidden: Tensor, embeddings: Tensor) -> Tensor:
         """Both, (T, 2M); the embeddings brought to one size."""
-        size = embeddings.square().mean(-1, keepdim=True).add(1e-12).rsqrt()
-        return torch.cat((hidden, embeddings * size), dim=-1)
+        return torch.cat((hidden, of_one_size(embeddings)), dim=-1)
 
     def forward(self, hidden: Tensor, embeddings: Tensor, cache: KVCache, *, counts: Any = None) -> Tensor:
         """Guesses at the states after tokens t+1, normed, (T, M); ``counts`` as in ``Transformer.forward``."""
@@ -73,6 +72,11 @@ class DraftHead(nn.Module):
             x = block(x, step, layer_idx)
         cache.commit()
         return trunk.final_norm(x)
+
+
+def of_one_size(embeddings: Tensor) -> Tensor:
+    """Embeddings (T, M) brought to one size, that of normed states."""
+    return embeddings * embeddings.square().mean(-1, keepdim=True).add(1e-12).rsqrt()
 
 
 def load(path: Path, target: Any) -> DraftHead:

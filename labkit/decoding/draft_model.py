@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit import registry
+from labkit import backends, registry
 from labkit.backends.unpacked import apart
 from labkit.decoding.drafters import AUTOMATIC, LONGEST, Draft, Drafter, Drafting
 from labkit.decoding.sampler import Sampler
@@ -51,14 +51,14 @@ class EarlyExit:
 class _Guessing:
     """One run's guesses by a transformer: its cache holds the text up to somewhere, and guesses behind it."""
 
-    def __init__(self, drafter: ModelDrafter, capacity_tokens: int, bind: Callable[..., Any]) -> None:
+    def __init__(self, drafter: ModelDrafter, capacity_tokens: int, backend: Any) -> None:
         transformer = drafter.transformer
         self.n_vocab, self.own_vocab = drafter.n_vocab, transformer.config.vocab_size
         self.device = transformer.device
         self.capacity_tokens = min(capacity_tokens, transformer.config.context_tokens)
         sizes: dict[str, Any] = {"device": transformer.device, "dtype": transformer.dtype}
         self.cache = ContiguousCache(transformer.cache_entries, capacity_tokens=self.capacity_tokens, **sizes)
-        self.step = bind(transformer, self.cache)
+        self.step = backends.bind(backend, transformer=transformer, cache=self.cache)[1]
         self.nbytes = self.cache.nbytes
         self._held: list[int] = []
         self._n_sure = 0
@@ -121,8 +121,8 @@ class ModelDrafter:
         self.name, self.transformer, self.n_vocab = name, transformer, n_vocab
         self.n_draft, self.nbytes = n_draft, nbytes
 
-    def begin(self, *, capacity_tokens: int, bind: Callable[..., Any]) -> Drafting:
-        return _Guessing(self, capacity_tokens, bind)
+    def begin(self, *, capacity_tokens: int, backend: Any) -> Drafting:
+        return _Guessing(self, capacity_tokens, backend)
 
 
 @register("drafter", "draft-model", config=DraftModel, summary="A smaller model of the same vocabulary guesses")

@@ -6,7 +6,7 @@ run's state. It is told the text so far and nothing else; what it guessed wrong 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ class Drafting(Protocol):
 
 
 class Drafter(Protocol):
-    """``bind(transformer, cache)`` gives a step function for a model of the drafter's own."""
+    """``backend``: the run's, a name or a ``Backend``, for a model of the drafter's own."""
 
     name: str
     n_draft: int
@@ -58,7 +58,7 @@ class Drafter(Protocol):
     """Its weights, as far as they are not the target's own."""
     wants_hidden: bool
 
-    def begin(self, *, capacity_tokens: int, bind: Callable[..., Any]) -> Drafting: ...
+    def begin(self, *, capacity_tokens: int, backend: Any) -> Drafting: ...
 
 
 def choose(choice: Any, *, target: Any) -> Drafter:
@@ -120,7 +120,7 @@ class Lookup:
     def __init__(self, config: PromptLookup) -> None:
         self.config, self.n_draft = config, config.n_draft
 
-    def begin(self, *, capacity_tokens: int, bind: Callable[..., Any]) -> Drafting:
+    def begin(self, *, capacity_tokens: int, backend: Any) -> Drafting:
         return _Lookup(self.config)
 
 

@@ -34,7 +34,7 @@ def replay(token_ids: Sequence[int], n_prompt: int, config: PromptLookup | None 
 
 
 def _at_length(ids: list[int], n_known: int, config: PromptLookup, n_draft: int) -> Replay:
-    drafting = Lookup(config).begin(capacity_tokens=len(ids), bind=lambda *_: None)
+    drafting = Lookup(config).begin(capacity_tokens=len(ids), backend=None)
     sampler = Sampler(Sampling(), seed=0, device="cpu")
     rounds, n_guesses, began = [], 0, time.perf_counter()
     while n_known < len(ids):

@@ -15,7 +15,7 @@ is d_i, which is what is done: a seed gives the very tokens that plain decoding 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,8 @@ class Speculation:
     reads hidden states, ``see``. A run that is stopped in between leaves nothing to mend: a drafter is told the text
     each time, and guesses in the target's cache lie behind what counts."""
 
-    def __init__(self, drafter: Drafter, *, capacity_tokens: int, bind: Callable[..., Any]) -> None:
-        self.drafting = drafter.begin(capacity_tokens=capacity_tokens, bind=bind)
+    def __init__(self, drafter: Drafter, *, capacity_tokens: int, backend: Any) -> None:
+        self.drafting = drafter.begin(capacity_tokens=capacity_tokens, backend=backend)
         self.wants_hidden = drafter.wants_hidden
         self.length: Any = AutomaticLength() if drafter.n_draft == AUTOMATIC else FixedLength(drafter.n_draft)
         self.rounds: list[Round] = []

@@ -5,7 +5,7 @@ One for the default model is looked for in the package's data and where the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.decoding import draft_head
+from labkit.decoding import compiled_head, draft_head
 from labkit.decoding.drafters import AUTOMATIC, LONGEST, Draft, Drafter, Drafting
 from labkit.decoding.sampler import Sampler
 from labkit.kvcache.contiguous import ContiguousCache
@@ -32,15 +32,34 @@ class TrainedHead:
     n_draft: int = option(AUTOMATIC, low=0, high=LONGEST, step=1, help="tokens a round; 0 chooses as it goes")
 
 
+class PlainSteps:
+    """One run's steps of a head in plain PyTorch, on any device; ``compiled_head.CompiledSteps`` are faster ones."""
+
+    def __init__(self, head: draft_head.DraftHead, target: Any, cache: ContiguousCache) -> None:
+        self._head, self._target, self._cache = head, target, cache
+        self._states = torch.empty(0)
+
+    def start(self, hidden: Tensor) -> None:
+        self._states = self._target.transformer.final_norm(hidden.to(self._target.dtype)).float()
+
+    def __call__(self, token_ids: list[int], *, timer: Any, should_stop: Any) -> Tensor:
+        embedded = draft_head.embeddings(self._target.transformer, torch.tensor(token_ids))
+        self._states = self._head(self._states, embedded, self._cache)[-1:]
+        return self._head.trunk.logits(self._states)[0]
+
+
 class _Guessing:
     """One run's guesses. Its cache holds the answer's tokens that the target has seen, and its own guesses behind."""
 
-    def __init__(self, drafter: HeadDrafter, capacity_tokens: int) -> None:
+    def __init__(self, drafter: HeadDrafter, capacity_tokens: int, backend: Any) -> None:
         self.head, self.target = drafter.head, drafter.target
         self.cache = ContiguousCache(
             self.head.trunk.cache_entries, capacity_tokens=capacity_tokens, device=self.target.device
         )
         self.nbytes = self.cache.nbytes
+        compiled = drafter.compiled()
+        steps = None if compiled is None else compiled_head.bind(compiled, self.cache, backend)
+        self.step = steps or PlainSteps(self.head, self.target, self.cache)
         self._ids = self.head.token_ids.tolist()
         self._n_true = 0
         self._seen: list[Tensor] = []
@@ -51,18 +70,18 @@ class _Guessing:
     def propose(self, token_ids: Sequence[int], n: int, sampler: Sampler, *, timer: Any, should_stop: Any) -> Draft:
         if not self._seen:
             return Draft([])
-        states = self.target.transformer.final_norm(torch.cat(self._seen).to(self.target.dtype)).float()
-        feed = list(token_ids[-len(states) :])
+        hidden = torch.cat(self._seen)
+        feed = list(token_ids[-len(hidden) :])
         if self.cache.n_tokens() > self._n_true:
             self.cache.truncate(self._n_true)
         self._seen.clear()
         self._n_true += len(feed)
+        self.step.start(hidden)
         guesses: list[int] = []
         chances: list[np.ndarray] | None = [] if sampler.draws else None
         with sampler.aside():
             while True:
-                states = self.head(states, self._embedded(feed), self.cache)[-1:]
-                logits = self.head.trunk.logits(states)[0]
+                logits = self.step(feed, timer=timer, should_stop=should_stop)
                 if chances is not None:
                     token_id, drawn_from = sampler.draw(self._spread(logits))
                     chances.append(drawn_from)
@@ -74,9 +93,6 @@ class _Guessing:
                 if len(guesses) == n or should_stop():
                     return Draft(guesses, chances)
                 feed = [token_id]
-
-    def _embedded(self, token_ids: list[int]) -> Tensor:
-        return draft_head.embeddings(self.target.transformer, torch.tensor(token_ids))
 
     def _spread(self, logits: Tensor) -> Tensor:
         """Logits of the draft's ids (N,) among all of the target's (V,): the others cannot be drawn."""
@@ -92,9 +108,16 @@ class HeadDrafter:
     def __init__(self, head: draft_head.DraftHead, target: Any, n_draft: int) -> None:
         self.head, self.target, self.n_draft = head, target, n_draft
         self.nbytes = sum(p.nbytes for p in head.parameters())
+        self._compiled: compiled_head.CompiledHead | None = None
 
-    def begin(self, *, capacity_tokens: int, bind: Callable[..., Any]) -> Drafting:
-        return _Guessing(self, capacity_tokens)
+    def compiled(self) -> compiled_head.CompiledHead | None:
+        """The head for the compiled step, made when first asked for; None where the target is on another device."""
+        if self._compiled is None and self.target.device.type == "cpu":
+            self._compiled = compiled_head.CompiledHead(self.head, self.target)
+        return self._compiled
+
+    def begin(self, *, capacity_tokens: int, backend: Any) -> Drafting:
+        return _Guessing(self, capacity_tokens, backend)
 
 
 def own_head() -> Path:

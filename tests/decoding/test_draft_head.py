@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit import Pipeline
-from labkit.decoding import PromptLookup, TrainedHead, draft_head
+from labkit import Pipeline, backends
+from labkit.decoding import PromptLookup, TrainedHead, compiled_head, draft_head
 from labkit.decoding.drafters import choose
-from labkit.decoding.trained_head import HEAD_FILE
+from labkit.decoding.trained_head import HEAD_FILE, PlainSteps
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.kvcache.none import NoCache
+from labkit.perf.timer import NULL_TIMER
 from labkit.resources import data_path
 from tests.decoding.tiny import tiny
 
@@ -59,7 +60,7 @@ def test_damaged_and_missing_files(target, path, tmp_path):
 
 
 def test_a_lookup_copies_on_past_the_end(target):
-    lookup = choose(PromptLookup(shortest=1), target=target).begin(capacity_tokens=99, bind=None)
+    lookup = choose(PromptLookup(shortest=1), target=target).begin(capacity_tokens=99, backend=None)
     options = {"timer": None, "should_stop": None}
     assert lookup.propose([1, 2, 3, 9, 1, 2, 3], 3, None, **options).token_ids == [9, 1, 2]
     assert lookup.propose([1, 2, 3, 9, 1, 2, 3, 9, 7], 3, None, **options).token_ids == []
@@ -75,3 +76,26 @@ def test_the_head_in_the_box_knows_the_default_model(default_model):
     assert made.token_ids == Pipeline(default_model).generate(prompt, **options).token_ids
     record = made.trace.meta["speculation"]
     assert record["n_accepted"] > 0.15 * record["n_proposed"] > 3
+
+
+@pytest.mark.parametrize("n_seen", [1, 5, 20])
+def test_the_compiled_step_guesses_what_plain_pytorch_does(target, head, n_seen):
+    """Within what one byte a weight loses; a token may be one that the head cannot guess itself (an odd one)."""
+    backends.prepare("fused")
+    caches = [ContiguousCache(head.trunk.cache_entries, capacity_tokens=64) for _ in range(2)]
+    compiled = compiled_head.bind(compiled_head.CompiledHead(head, target), caches[1], "fused")
+    assert compiled is not None
+    both = PlainSteps(head, target, caches[0]), compiled
+    hidden = torch.randn(n_seen, 32, generator=torch.Generator().manual_seed(n_seen))
+    how = {"timer": NULL_TIMER, "should_stop": lambda: False}
+    for feed in (list(range(n_seen)), [3], [8]):
+        if len(feed) == n_seen:
+            for steps in both:
+                steps.start(hidden)
+        plain, ours = (steps(feed, **how) for steps in both)
+        assert (plain - ours).abs().max() < 0.03 * plain.abs().max()
+
+
+def test_other_backends_leave_the_head_to_plain_pytorch(target, head):
+    cache = ContiguousCache(head.trunk.cache_entries, capacity_tokens=64)
+    assert compiled_head.bind(compiled_head.CompiledHead(head, target), cache, "reference") is None

@@ -104,7 +104,7 @@ class Knows:
     def __init__(self, n_prompt, answer, n_draft=6, before=lambda: None):
         self.n_prompt, self.answer, self.n_draft, self.before = n_prompt, answer, n_draft, before
 
-    def begin(self, *, capacity_tokens, bind):
+    def begin(self, *, capacity_tokens, backend):
         return self
 
     def propose(self, token_ids, n, sampler, *, timer, should_stop):
@@ -201,7 +201,7 @@ class Records:
     def __init__(self, n_prompt, answer):
         self.n_prompt, self.answer, self.seen = n_prompt, answer, []
 
-    def begin(self, *, capacity_tokens, bind):
+    def begin(self, *, capacity_tokens, backend):
         return self
 
     def propose(self, token_ids, n, sampler, *, timer, should_stop):
