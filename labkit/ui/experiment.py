@@ -12,6 +12,7 @@ import ipywidgets as w
 
 from labkit.ui import controls, html
 from labkit.ui.errors import ErrorBox, guarded, under_test
+from labkit.ui.narrow import fit
 from labkit.ui.predict import WAITING
 from labkit.ui.runner import Job, Runner, in_foreground
 from labkit.ui.status import StatusLine
@@ -248,10 +249,11 @@ def figure_output(figure: Any, summary: str = "") -> dict[str, Any]:
     import json
     import os
 
+    spec = fit(json.loads(figure.to_json()))
     if os.environ.get("COLAB_NOTEBOOK_ID"):
-        data: dict[str, Any] = {"text/html": figure.to_html(full_html=False, include_plotlyjs="cdn")}
+        whole = type(figure)(spec).to_html(full_html=False, include_plotlyjs="cdn")
+        data: dict[str, Any] = {"text/html": whole}
     else:
-        spec = json.loads(figure.to_json())
         spec["config"] = {"displayModeBar": False, "responsive": True}
         data = {"application/vnd.plotly.v1+json": spec}
     return {"output_type": "display_data", "data": {**data, "text/plain": summary or "figure"}, "metadata": {}}

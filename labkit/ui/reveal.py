@@ -16,6 +16,7 @@ class Reveal(w.VBox):
 
     def __init__(self, guess: Guess, make: Callable[[], Sequence[Any]]) -> None:
         super().__init__([w.HTML(html.page(f'<div class="lk-note" role="status">{html.prose(WAITING)}</div>'))])
+        self.add_class("lk-reveal")
         self._make = make
         guess.when_settled(self._show)
 

@@ -49,16 +49,20 @@ lesson.show_source("labkit.ui.html.size")
 
 FIGURE = """
 import plotly.graph_objects as go
-from labkit.ui import lesson
+from labkit.ui import lesson, theme
 
 def draw(job):
-    return lesson.Result(figure=go.Figure(go.Scatter(y=[1, 3, 2]), layout={"height": 300}), summary="A line.")
+    lines = go.Scatter(y=[1, 3, 2], name="predicted: what a formula of many words says of it", showlegend=True)
+    bars = go.Bar(y=["a name of several words"], x=[2], orientation="h", name="counted: another long name than that")
+    words = "per cent of what is allowed (striped: too much)"
+    figure = theme.figure_layout(go.Figure([lines, bars]), x=words, y="per cent")
+    return lesson.Result(figure=figure, summary="A line.")
 
 panel = lesson.Experiment("Draw", draw)
 display(panel)
 panel.run_button.click()
 """
-"""A panel with its figure drawn."""
+"""A panel with its figure drawn, its words as long as a lesson's."""
 
 
 @dataclass

@@ -37,6 +37,15 @@ STICKS_OUT = """panel => {
     && node.getBoundingClientRect().right > edge).map(node => node.className || node.tagName);
 }"""
 
+CUT_OFF = """figure => {
+  const box = figure.getBoundingClientRect();
+  return [...figure.querySelectorAll('text')].filter(text => {
+    const at = text.getBoundingClientRect();
+    return at.width && (at.left < box.left - 1 || at.right > box.right + 1 || at.bottom > box.bottom + 1);
+  }).map(text => text.textContent);
+}"""
+PHONE = {"width": 320, "height": 800}
+
 
 def check_look(page, name):
     """Both widths: contrast, nothing outside the panel, a picture."""
@@ -92,12 +101,12 @@ def test_jupyterlab_follows_its_theme(new_page, lab, strays):
     page.context.close()
 
 
-def test_a_figure_stays_when_the_page_changes_its_width(new_page, voila, strays):
+def test_a_figure_stays_whole_when_the_page_changes_its_width(new_page, voila, strays):
     page = new_page()
     page.goto(voila.url("figure.ipynb"))
     lines = page.locator(".lk-figure .scatterlayer")
     lines.wait_for()
-    for viewport in (NARROW, WIDE, NARROW):
+    for viewport in (NARROW, WIDE, NARROW, PHONE):
         page.set_viewport_size(viewport)
         page.wait_for_timeout(1500)
         box, below = (
@@ -107,5 +116,7 @@ def test_a_figure_stays_when_the_page_changes_its_width(new_page, voila, strays)
         assert box["height"] >= 300
         assert box["width"] <= viewport["width"]
         assert below["y"] >= box["y"] + box["height"] - 1, "the sentence stands over the figure"
+        assert page.locator(".lk-figure .svg-container").evaluate(CUT_OFF) == []
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
     assert strays == []
     page.context.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from labkit.perf import timer
-from labkit.ui import html, theme
+from labkit.ui import html, narrow, theme
 
 UI = Path(theme.__file__).parent
 
@@ -77,3 +78,15 @@ def test_only_the_api_that_colab_has():
     newer = re.compile(r"\bw\.(Stack|TagsInput|ColorsInput|\w*TimePicker|\w*DatetimePicker)\b|\btitles=|\bgap=")
     for path in UI.rglob("*.py"):
         assert not newer.search(path.read_text(encoding="utf-8")), path.name
+
+
+def test_a_figures_words_are_broken_for_a_phone():
+    bars = go.Bar(y=["a name of several words"], x=[1], orientation="h", name="predicted: what a formula says of it")
+    figure = theme.figure_layout(go.Figure(bars), x="per cent of what is allowed (striped: too much)")
+    figure.add_vline(x=1, annotation_text="the most that this machine's memory allows")
+    spec = narrow.fit(json.loads(figure.to_json()))
+    trace, layout = spec["data"][0], spec["layout"]
+    broken = [trace["name"], trace["y"][0], layout["xaxis"]["title"]["text"], layout["annotations"][0]["text"]]
+    assert all(len(line) <= 28 for words in broken for line in words.split("<br>"))
+    assert trace["name"].replace("<br>", " ") == "predicted: what a formula says of it", "no word is lost"
+    assert narrow.wrapped("unbreakable" * 4, 10) == "unbreakable" * 4
