@@ -71,8 +71,8 @@ def import_cost_s() -> float:
 
 
 def cold_load(options: str) -> tuple[float, int]:
-    """Seconds of ``labkit.load(options)`` after the import, and the process's peak bytes: fresh processes, medians."""
-    runs = [_fresh(LOAD.format(options=options, folder=str(Path(__file__).parent))).split() for _ in range(3)]
+    """Seconds of ``labkit.load(options)`` after the import, and the peak bytes: medians of five fresh processes."""
+    runs = [_fresh(LOAD.format(options=options, folder=str(Path(__file__).parent))).split() for _ in range(5)]
     return median(float(took) for took, _ in runs), int(median(int(peak) for _, peak in runs))
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from labkit.checkpoint.stored_rows import StoredRows
@@ -115,11 +116,8 @@ class GGUFFile:
     def stored(self, name: str) -> StoredRows:
         """One packed matrix, its blocks copied byte for byte."""
         info = self.tensors[name]
-        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.nbytes, offset=info.start)
-        try:
-            return StoredRows(info.kind, raw.view(info.shape[0], -1).clone(), info.shape[1])
-        finally:
-            del raw
+        copy = np.frombuffer(self._map, np.uint8, info.nbytes, info.start).copy()  # on one thread
+        return StoredRows(info.kind, torch.from_numpy(copy).view(info.shape[0], -1), info.shape[1])
 
 
 class _Header:

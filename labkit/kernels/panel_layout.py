@@ -16,10 +16,12 @@ group, those of 16 rows beside each other. Rows and inputs are padded to whole p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 16
@@ -101,74 +103,102 @@ def pack(
     group = n_in // scales.shape[1]
     if (reason := why_not(bits, n_in, group)) is not None:
         raise ValueError(reason)
-    if bits == 8 and zeros is None and minima is None:
-        codes, zero = codes ^ 128, 0  # signed bytes as they are
-    else:
-        zero = 2 ** (bits - 1) if zeros is None and minima is None else 0
-        codes = codes ^ 128 if bits == 8 else codes
-        if bits == 8:  # code - 128 is stored: w = s (code - 128) + (m + 128 s)
-            minima = (
-                scales.float() * (128.0 - zeros.float())
-                if minima is None and zeros is not None
-                else (minima.float() + 128.0 * scales.float() if minima is not None else None)
-            )
-            zeros = None
+    numbers, steps = codes.numpy(), scales.numpy()
+    z, m = (None if t is None else t.numpy() for t in (zeros, minima))
+    zero = 0
+    if bits == 8:  # signed bytes, code - 128: w = s (code - 128) + (m + 128 s)
+        numbers = numbers ^ 128
+        if m is not None:
+            m = m.astype(np.float32) + np.float32(128) * steps.astype(np.float32)
+        elif z is not None:
+            m, z = steps.astype(np.float32) * (np.float32(128) - z.astype(np.float32)), None
+    elif z is None and m is None:
+        zero = 2 ** (bits - 1)
     n_groups = 1 if group == n_in else -(-_whole(n_in) // group)
-    offsets = zeros if zeros is not None else minima
+    offsets = z if z is not None or m is None else _short(m)
     return Panels(
-        n_out, n_in, bits, 0 if group == n_in else group, _pack(codes, bits), _beside(_short(scales), n_groups),
-        None if offsets is None else _beside(offsets if zeros is not None else _short(offsets), n_groups), zero,
+        n_out, n_in, bits, 0 if group == n_in else group, _pack(numbers, bits), _beside(_short(steps), n_groups),
+        None if offsets is None else _beside(offsets, n_groups), zero,
     )  # fmt: skip
 
 
 def pack_int8(q: Tensor, scales: Tensor, *, offset: bool = False) -> Panels:
     """q int8 (N, K), scales float32 (N,), one a row. ``offset``: 128 is added, and rounded bytes take it off again."""
-    codes = q.contiguous().view(torch.uint8)
-    codes = _pack(codes, 8)
+    codes = _pack(q.numpy().view(np.uint8), 8)
     if offset:
         codes ^= 128
-    return Panels(q.shape[0], q.shape[1], 8, 0, codes, _beside(scales.float()[:, None], 1))
+    return Panels(q.shape[0], q.shape[1], 8, 0, codes, _beside(scales.float().numpy()[:, None], 1))
 
 
 def _whole(n_in: int) -> int:
     return -(-n_in // BLOCK) * BLOCK
 
 
-def _short(values: Tensor) -> Tensor:
+def _short(values: np.ndarray) -> np.ndarray:
     """In float16 where that holds every value exactly."""
-    if values.dtype == torch.float16:
+    if values.dtype == np.float16:
         return values
-    half = values.to(torch.float16)
-    return half if torch.equal(half.float(), values.float()) else values.float()
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    return half if np.array_equal(half, values) else values.astype(np.float32, copy=False)
 
 
-def _beside(values: Tensor, n_groups: int) -> Tensor:
+def _beside(values: np.ndarray, n_groups: int) -> Tensor:
     """(N, G) -> (P, n_groups, 16), padded with zeros."""
-    values = F.pad(values, (0, n_groups - values.shape[1], 0, -values.shape[0] % ROWS))
-    return values.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
+    padded = _padded(values, -(-len(values) // ROWS) * ROWS, n_groups)
+    return torch.from_numpy(padded.reshape(-1, ROWS, n_groups).swapaxes(1, 2).copy())
 
 
-def _pack(codes: Tensor, bits: int) -> Tensor:
-    """(N, K) uint8 -> (P, K' / 8, 16 bits)."""
-    n_out, n_in = codes.shape
-    codes = F.pad(codes, (0, _whole(n_in) - n_in, 0, -n_out % ROWS))
-    units = codes.view(-1, ROWS, codes.shape[1] // UNIT, UNIT)  # (P, r, u, input)
-    parts, shift = [], 0
+def _padded(values: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
+    """(N, K) with zeros behind it, in rows."""
+    if values.shape == (n_rows, n_columns):
+        return np.ascontiguousarray(values)
+    whole = np.zeros((n_rows, n_columns), values.dtype)
+    whole[: values.shape[0], : values.shape[1]] = values
+    return whole
+
+
+def _pack(codes: np.ndarray, bits: int) -> Tensor:
+    """(N, K) uint8 -> (P, K' / 8, 16 bits): each plane of a row as numbers, which then stand beside other rows'."""
+    n_panels, n_units = -(-codes.shape[0] // ROWS), _whole(codes.shape[1]) // UNIT
+    codes = _padded(codes, n_panels * ROWS, n_units * UNIT)
+    packed = np.empty((n_panels, n_units, ROWS * bits), np.uint8)
+    at, shift = 0, 0
     for width in PLANES[bits]:
-        plane = units if width == 8 else (units >> shift) & (2**width - 1)
-        if width == 8:
-            halves = plane.contiguous().view(torch.int32)  # (P, r, u, 2): four inputs each
-            parts.append(halves.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
-        elif width == 4:
-            words = (plane[..., :4] | plane[..., 4:] << 4).contiguous().view(torch.int32)  # (P, r, u, 1)
-            parts.append(words[..., 0].transpose(1, 2).contiguous().view(torch.uint8))
-        else:
-            packed = torch.zeros((*plane.shape[:3], width), dtype=torch.uint8)
-            for i, at in enumerate(ORDER):
-                packed[..., i * width // 8] |= plane[..., at] << (i * width % 8)
-            parts.append(packed.transpose(1, 2).flatten(2))
-        shift += width
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        numbers = _PLANE[width](codes, shift)
+        numbers = numbers.reshape(n_panels, ROWS, n_units, -1)  # (P, r, u, numbers of a unit)
+        into = packed[:, :, at : at + ROWS * width].view(numbers.dtype).reshape(n_panels, n_units, -1, ROWS)
+        np.copyto(into, numbers.transpose(0, 2, 3, 1))
+        at, shift = at + ROWS * width, shift + width
+    return torch.from_numpy(packed)
+
+
+def _bytes(codes: np.ndarray, shift: int) -> np.ndarray:
+    return codes.view("<u4")
+
+
+def _nibbles(codes: np.ndarray, shift: int) -> np.ndarray:
+    fours = codes.view("<u4")
+    first, second = fours[:, 0::2] >> np.uint32(shift), fours[:, 1::2] >> np.uint32(shift)
+    return (first & np.uint32(0x0F0F0F0F)) | (second & np.uint32(0x0F0F0F0F)) << np.uint32(4)
+
+
+def _few(codes: np.ndarray, shift: int, width: int) -> np.ndarray:
+    """Planes of 1 or 2 bits: input ``ORDER[i]`` of a unit, seen as one number of 64 bits, goes to place i."""
+    units = codes.view("<u8")
+    found = np.zeros_like(units)
+    for i, at in enumerate(ORDER):
+        bits, move = np.uint64((2**width - 1) << (width * i)), 8 * at + shift - width * i
+        found |= (units >> np.uint64(move) if move > 0 else units << np.uint64(-move)) & bits
+    return found.astype("<u2" if width == 2 else "u1")
+
+
+_PLANE: dict[int, Callable[[np.ndarray, int], np.ndarray]] = {
+    8: _bytes,
+    4: _nibbles,
+    2: partial(_few, width=2),
+    1: partial(_few, width=1),
+}
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:

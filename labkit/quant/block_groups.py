@@ -6,25 +6,26 @@ Q4_0, Q5_0, Q8_0, Q6_K    w = s (q - 2^(bits - 1))        Q4_1, Q5_1, Q4_K, Q5_K
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from labkit.quant.blocks import BLOCKS
+from labkit.quant.bytes import bits_of, bytes_of, columns, half, joined, tensor_of
 from labkit.quant.grid import Groups
-from labkit.quant.k_quants import codes_of_q6, half, nibbles, scales_and_minima
+from labkit.quant.k_quants import codes_of_q4, codes_of_q5, codes_of_q6, scales_and_minima, scales_of_q6
 
 
 def groups(raw: Tensor, kind: str, n_in: int) -> Groups:
-    """raw uint8 (N, bytes of a row) -> ``Groups``: scales and minima float32, exact. Raises ValueError for a format
-    that has no such form (Q2_K, Q3_K)."""
+    """raw uint8 (N, bytes of a row) -> ``Groups``: scales and minima exact, float16 as a block has them or, products of
+    two numbers, float32. Raises ValueError for a format that has no such form (Q2_K, Q3_K)."""
     if kind not in _PARTS:
         raise ValueError(f"{kind} has no form of codes, scales and minima here: {', '.join(_PARTS)} have.")
     n_out = len(raw)
-    bits, codes, scales, minima = _PARTS[kind](raw.contiguous().view(-1, BLOCKS[kind][1]))
+    bits, codes, scales, minima = _PARTS[kind](bytes_of(raw.contiguous().view(-1, BLOCKS[kind][1])))
 
-    def rows(t: Tensor) -> Tensor:
-        return t.reshape(n_out, -1)
+    def rows(t: Any) -> Tensor:
+        return tensor_of(t.reshape(n_out, -1))
 
     return Groups(bits, rows(codes), rows(scales), None, None if minima is None else rows(minima))
 
@@ -34,54 +35,51 @@ def has(kind: str) -> bool:
     return kind in _PARTS
 
 
-def _low(blocks: Tensor, column: int) -> Tensor:
-    packed = blocks[:, column : column + 16]
-    return torch.cat([packed & 15, packed >> 4], dim=1)
+def _low(blocks: Any, column: int) -> Any:
+    packed = columns(blocks, column, column + 16)
+    return joined(packed & 15, packed >> 4)
 
 
-def _fifth(blocks: Tensor, column: int) -> Tensor:
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
-    return ((blocks[:, column : column + 4, None] >> shifts & 1) << 4).flatten(1)  # little-endian: input 8 byte + bit
+def _fifth(blocks: Any, column: int) -> Any:
+    return bits_of(columns(blocks, column, column + 4)) << 4  # little-endian: input 8 byte + bit
 
 
-Parts = tuple[int, Tensor, Tensor, Tensor | None]
+Parts = tuple[int, Any, Any, Any]
 
 
-def _q4_0(b: Tensor) -> Parts:
+def _q4_0(b: Any) -> Parts:
     return 4, _low(b, 2), half(b, 0), None
 
 
-def _q4_1(b: Tensor) -> Parts:
+def _q4_1(b: Any) -> Parts:
     return 4, _low(b, 4), half(b, 0), half(b, 2)
 
 
-def _q5_0(b: Tensor) -> Parts:
+def _q5_0(b: Any) -> Parts:
     return 5, _low(b, 6) | _fifth(b, 2), half(b, 0), None
 
 
-def _q5_1(b: Tensor) -> Parts:
+def _q5_1(b: Any) -> Parts:
     return 5, _low(b, 8) | _fifth(b, 4), half(b, 0), half(b, 2)
 
 
-def _q8_0(b: Tensor) -> Parts:
-    return 8, b[:, 2:34] ^ 128, half(b, 0), None  # two's complement + 128
+def _q8_0(b: Any) -> Parts:
+    return 8, columns(b, 2, 34) ^ 128, half(b, 0), None  # two's complement + 128
 
 
-def _q4_k(b: Tensor) -> Parts:
-    return 4, nibbles(b[:, 16:144]), *scales_and_minima(b)
+def _q4_k(b: Any) -> Parts:
+    return 4, codes_of_q4(b), *scales_and_minima(b)
 
 
-def _q5_k(b: Tensor) -> Parts:
-    shifts = torch.arange(8, dtype=torch.uint8, device=b.device).unsqueeze(-1)
-    fifth = (b[:, 16:48].unsqueeze(1) >> shifts & 1) << 4
-    return 5, nibbles(b[:, 48:176]) | fifth, *scales_and_minima(b)
+def _q5_k(b: Any) -> Parts:
+    return 5, codes_of_q5(b), *scales_and_minima(b)
 
 
-def _q6_k(b: Tensor) -> Parts:
-    return 6, codes_of_q6(b), half(b, 208) * b[:, 192:208].view(torch.int8).float(), None
+def _q6_k(b: Any) -> Parts:
+    return 6, codes_of_q6(b), scales_of_q6(b), None
 
 
-_PARTS: dict[str, Callable[[Tensor], Parts]] = {
+_PARTS: dict[str, Callable[[Any], Parts]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }  # fmt: skip

@@ -30,7 +30,7 @@ def test_an_integer_tile_is_exact(tier, source):
     low, high = (0, 15) if bits == 4 else (-127, 127)
     w, q = rng.integers(low, high + 1, (16, n)), rng.integers(-top, top + 1, (2, n))
     w[0], w[1], q[0] = high, low, top
-    packed = panel_layout._pack(torch.from_numpy((w & 255).astype(np.uint8)), bits).numpy()[0, : n // 8]
+    packed = panel_layout._pack((w & 255).astype(np.uint8), bits).numpy()[0, : n // 8]
     order = np.arange(n) if of_bytes else np.arange(n).reshape(-1, 8)[:, [0, 2, 1, 3, 4, 6, 5, 7]].ravel()
     if source == "words":
         packed = w[:, order].astype(np.int16).reshape(16, n // 2, 2).transpose(1, 0, 2)

@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 from labkit import registry
-from labkit.quant import RTN, Grid, GroupLinear, Int2, Int3, Int4, Stored, StoredLinear, form_of, format_of, planes
+from labkit.quant import (
+    RTN,
+    Grid,
+    GroupLinear,
+    Int2,
+    Int3,
+    Int4,
+    Stored,
+    StoredLinear,
+    block_groups,
+    form_of,
+    format_of,
+    planes,
+)
 from labkit.quant.blocks import BLOCKS, not_finite
 
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2),
@@ -106,6 +119,17 @@ def test_stored_blocks_are_what_gguf_says(kind):
         torch.testing.assert_close(linear.rows(torch.tensor([5, 0])), wanted[[5, 0]], rtol=1e-6, atol=1e-6)
     else:
         assert "no compiled product" in str(linear.why_not_compiled)
+
+
+@pytest.mark.parametrize("kind", list(block_groups._PARTS))
+def test_a_gpus_arithmetic_on_blocks_is_the_processors(kind):
+    blocks = any_blocks(kind, 6, 512).view(-1, BLOCKS[kind][1])
+    bits, *found = block_groups._PARTS[kind](blocks)  # a tensor stays one, wherever it lies
+    same_bits, *wanted = block_groups._PARTS[kind](blocks.numpy())
+    assert bits == same_bits
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (one.dtype.is_floating_point, one.tolist()) == (other.dtype.kind == "f", other.tolist())
 
 
 def test_a_damaged_scale_is_seen():
