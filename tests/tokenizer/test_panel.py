@@ -10,6 +10,7 @@ import pytest
 
 from labkit.tokenizer import bpe
 from labkit.ui import lesson
+from labkit.ui.panels import token_bill
 from labkit.ui.panels import tokenizer as panel
 
 
@@ -53,19 +54,24 @@ def test_the_token_view_follows_the_text(smollm2_metadata):
     assert view.ids == tokenizer.encode("Hi")
 
 
-@pytest.mark.parametrize("vocabulary", panel.VOCABULARIES)
-@pytest.mark.parametrize("unit", panel.UNITS)
+@pytest.mark.parametrize("vocabulary", token_bill.VOCABULARIES)
+@pytest.mark.parametrize("unit", token_bill.UNITS)
 def test_the_bill(vocabulary, unit):
     fields = {
-        "vocabulary": lesson.choice("Vocabulary", panel.VOCABULARIES, vocabulary),
-        "unit": lesson.choice("Show", panel.UNITS, unit),
+        "vocabulary": lesson.choice("Vocabulary", token_bill.VOCABULARIES, vocabulary),
+        "unit": lesson.choice("Show", token_bill.UNITS, unit),
     }
-    experiment = lesson.Experiment("?", panel.token_bill, fields)
+    experiment = lesson.Experiment("?", token_bill.token_bill, fields)
     experiment.run_button.click()
     result = experiment.wait()
-    tokenizer = panel.VOCABULARIES[vocabulary]()
-    assert result.data == {name: len(tokenizer.encode(text)) for name, text in panel.SENTENCES.items()}
-    assert list(result.figure.data[0].x)[-1] == result.rows[0][unit]
+    tokenizer = token_bill.VOCABULARIES[vocabulary]()
+    counted = {name: [len(tokenizer.encode(text)) for text in texts] for name, texts in token_bill.SENTENCES.items()}
+    assert result.data["tokens"] == counted
+    bars, ceiling = result.figure.data
+    assert list(bars.x)[-1] == pytest.approx(result.rows[0][unit])
+    assert all(value <= most + 1e-9 for value, most in zip(bars.x, ceiling.x, strict=True)), "above its ceiling"
+    ratios = sorted(a / b for a, b in zip(counted["Hindi"], counted["English"], strict=True))
+    assert result.data["times English"]["Hindi"] == ratios[1]
 
 
 def test_the_exercise_accepts_the_real_thing_and_refuses_overlaps():

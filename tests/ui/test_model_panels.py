@@ -163,14 +163,14 @@ def test_crossing_between_two_lengths():
     assert attention.crossing([1.0, 2.0], [0.6, 0.7]) == 1.0
 
 
-def test_the_crossing_is_measured_at_every_length(lab):
+def test_the_crossing_is_measured_at_every_length(lab, known_machine):
     job = Job()
     result = attention.measure_crossing(lab, job, longest=1024, n_repeats=2)
     assert result.data["lengths"] == [128, 512, 1024]
     assert all(0 < share < 100 for share in result.data["share"])
     assert result.data["counted"] == sorted(result.data["counted"])
     assert len(job.shown) >= 2
-    assert len(result.figure.data) == 2
+    assert len(result.figure.data) == 3
 
 
 @pytest.mark.parametrize("show", inside.VIEWS)
@@ -189,7 +189,7 @@ def test_a_long_prompt_is_shown_in_part(lab):
     assert len(result.data["tokens"]) == inside.MAX_SHOWN_TOKENS
 
 
-def test_the_climb_counts_what_is_recomputed(lab):
+def test_the_climb_counts_what_is_recomputed(lab, known_machine):
     result = sampling.measure_climb(lab, Job(), prompt="Once", n_tokens=12)
     assert result.data["n_tokens"] == len(result.data["token_ids"]) == 12
     assert len(result.data["times_ms"]) == 11

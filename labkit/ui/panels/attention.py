@@ -12,11 +12,11 @@ from torch import Tensor
 from labkit.kernels import ops
 from labkit.kvcache.contiguous import ContiguousCache
 from labkit.model.attention import kinds
-from labkit.model.config import ModelConfig
+from labkit.model.config import ModelConfig, dtype_name
 from labkit.model.step import Cancelled
 from labkit.perf.cost import decode_cost, prefill_cost
 from labkit.perf.timer import Timer
-from labkit.ui import theme
+from labkit.ui import spread, theme
 from labkit.ui.controls import choice, slider
 from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
@@ -83,8 +83,8 @@ def prefill_phases(model: Any, n_tokens: int, *, should_stop: Any) -> dict[str, 
 def measure_crossing(lab: Any, job: Any, *, longest: int, n_repeats: int) -> Result:
     """Prefills of doubling length; attention's share of the time beside its share of the FLOPs."""
     model = lab.model
-    config = model.config
     lengths = [n for n in LENGTHS if n <= longest]
+    machine = spread.this_machine(job, model)
     times: dict[int, list[dict[str, float]]] = {n: [] for n in lengths}
     total, done = sum(lengths) * n_repeats, 0
     try:
@@ -95,23 +95,33 @@ def measure_crossing(lab: Any, job: Any, *, longest: int, n_repeats: int) -> Res
                 times[n].append(prefill_phases(model, n, should_stop=lambda: job.stopped))
                 done += n
                 if any(times[n] for n in lengths[1:]):
-                    job.show(_crossing_result(config, times))
+                    job.show(_crossing_result(model, machine, times))
     except Cancelled:
         job.check()
         raise
-    return _crossing_result(config, times)
+    return _crossing_result(model, machine, times)
 
 
-def _crossing_result(config: ModelConfig, times: dict[int, list[dict[str, float]]]) -> Result:
+def ceiling_share(machine: Any, model: Any, n_tokens: int) -> float:
+    """Attention's part, 0 to 1, of attention + FFN in a prefill where each takes the least time the ceilings allow."""
+    step = prefill_cost(model.config, n_tokens, dtype=dtype_name(model.dtype))
+    attention, ffn = (spread.least_s(machine, model, step.phases[name]) for name in ("attention", "ffn"))
+    return attention / (attention + ffn)
+
+
+def _crossing_result(model: Any, machine: Any, times: dict[int, list[dict[str, float]]]) -> Result:
+    config = model.config
     seen = {n: _median_phases(runs) for n, runs in times.items() if runs}
     lengths = list(seen)
     share = [100 * s["attention"] / (s["attention"] + s["ffn"]) for s in seen.values()]
-    spread = [100 * (max(x) - min(x)) / 2 for x in (_shares(times[n]) for n in lengths)]
+    bars = spread.error_bars([[100 * x for x in _shares(times[n])] for n in lengths])
     counted = [100 * counted_share(config, n) for n in lengths]
+    least = [100 * ceiling_share(machine, model, n) for n in lengths]
     figure = go.Figure(
         [
-            go.Scatter(x=lengths, y=share, name="measured: of the time", error_y={"array": spread}, **theme.series(0)),
+            go.Scatter(x=lengths, y=share, name="measured: median and range", error_y=bars, **theme.series(0)),
             go.Scatter(x=lengths, y=counted, name="counted: of the FLOPs", **theme.series(1)),
+            go.Scatter(x=lengths, y=least, name="both at this machine's ceilings", **theme.series(2)),
         ]
     )
     theme.figure_layout(figure, x="prompt tokens", y="attention's part of attention + FFN (%)")

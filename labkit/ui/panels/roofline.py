@@ -39,7 +39,7 @@ def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
     """Real steps of the real model, one dot each: FLOPs and bytes counted, seconds measured."""
     model = lab.model
     machine = ceilings(model.device.type, lambda share, what: job.progress(0.3 * share, what))
-    engine = _engine(model)
+    engine = engine_here(model)
     bench = Bench(model.config, engine, transformer=model.transformer)
     most = up_to if grows == PROMPT else min(up_to, MAX_BATCH)
     n_together = [n for n in (2**i for i in range(11)) if n <= most]
@@ -189,13 +189,13 @@ def ceiling_rows(machine: Machine) -> list[dict[str, Any]]:
 
 def tokens_at_ridge(machine: Machine, model: Any) -> float:
     """How many tokens must share one reading of the weights before arithmetic binds: each gives a weight 2 FLOPs."""
-    engine = _engine(model)
+    engine = engine_here(model)
     return machine.ridge(peak_dtype(machine, engine.dtype)) * _bytes_a_weight(engine) / 2
 
 
 def speed_rows(machine: Machine, model: Any, trace: Any) -> list[dict[str, Any]]:
     """A run's speed below its ceiling: bandwidth over the bytes that each token must read."""
-    engine, itl = _engine(model), trace.itl_s
+    engine, itl = engine_here(model), trace.itl_s
     middle = trace.n_prompt_tokens + trace.n_tokens // 2
     step = decode_cost(model.config, middle, dtype=engine.dtype, weights=engine.weights).total
     ceiling = machine.read.value / step.bytes
@@ -215,7 +215,7 @@ def speed_rows(machine: Machine, model: Any, trace: Any) -> list[dict[str, Any]]
 
 def batch_rows(model: Any, *, contexts: Sequence[int], batches: Sequence[int]) -> list[dict[str, Any]]:
     """FLOPs a byte of one decode step, counted: a row a context, a column a batch."""
-    engine = _engine(model)
+    engine = engine_here(model)
     return [
         {"context": n}
         | {
@@ -228,10 +228,10 @@ def batch_rows(model: Any, *, contexts: Sequence[int], batches: Sequence[int]) -
     ]
 
 
-def _engine(model: Any) -> Engine:
+def engine_here(model: Any, *, kv_cache: Any = "contiguous", backend: str = "auto") -> Engine:
     """What the lab's runs go through here; plain PyTorch while the compiled step is not ready yet."""
     ready = backends.prepare(timeout_s=0) or model.device.type != "cpu"
-    return engine_of(model, backend="auto" if ready else "reference")
+    return engine_of(model, kv_cache=kv_cache, backend=backend if ready else "reference")
 
 
 def _bytes_a_weight(engine: Engine) -> float:

@@ -9,13 +9,15 @@ import plotly.graph_objects as go
 import torch
 
 from labkit.decoding.sampling import Sampling, keep_top_p, shape_logits
+from labkit.model.config import dtype_name
 from labkit.perf.cost import decode_cost
 from labkit.prompts import ready_prompts
-from labkit.ui import theme
+from labkit.ui import spread, theme
 from labkit.ui.controls import choice, slider, text
 from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
 
+N_TURNS = 3
 N_ENDS = 6
 """Tokens at each end of a run whose median is compared."""
 
@@ -24,33 +26,45 @@ N_ENDS = 6
 
 
 def measure_climb(lab: Any, job: Any, *, prompt: str, n_tokens: int) -> Result:
-    """Generate without a cache; each token's time as it comes."""
+    """Generate without a cache, the same text three times; each token's time as it comes, then median and range."""
+    machine = spread.this_machine(job, lab.model)
     pipeline = lab.pipeline(kv_cache="none", backend="reference")
-    run = pipeline.run(prompt, max_new_tokens=n_tokens, ignore_eos=True)
-    try:
-        while run.running:
-            live = run.snapshot()
-            job.progress(min(1.0, live.n_tokens / n_tokens), f"token {live.n_tokens} of {n_tokens}")
-            if len(live.itl_s) >= 2:
-                job.show(_climb_result(lab.model, live))
-            job.stop_event.wait(0.1)
-    finally:
-        run.stop()
-    done = run.result(timeout=60)
-    result = _climb_result(lab.model, done.trace)
-    result.data["token_ids"], result.data["text"] = done.token_ids, done.text
+    done: list[Any] = []
+    for turn in range(N_TURNS):
+        run = pipeline.run(prompt, max_new_tokens=n_tokens, ignore_eos=True)
+        try:
+            while run.running:
+                live = run.snapshot()
+                share = (turn + min(1.0, live.n_tokens / n_tokens)) / N_TURNS
+                job.progress(share, f"run {turn + 1} of {N_TURNS}, token {live.n_tokens} of {n_tokens}")
+                if len(live.itl_s) >= 2 and not done:
+                    job.show(_climb_result(lab.model, machine, [live]))
+                job.stop_event.wait(0.1)
+        finally:
+            run.stop()
+        done.append(run.result(timeout=60))
+        job.show(_climb_result(lab.model, machine, [c.trace for c in done]))
+    result = _climb_result(lab.model, machine, [c.trace for c in done])
+    result.data["token_ids"], result.data["text"] = done[0].token_ids, done[0].text
     return result
 
 
-def _climb_result(model: Any, trace: Any) -> Result:
-    times_ms = [s * 1e3 for s in trace.itl_s]
+def _climb_result(model: Any, machine: Any, traces: list[Any]) -> Result:
+    trace = traces[0]
+    turns = [[s * 1e3 for s in each] for each in zip(*(t.itl_s for t in traces), strict=False)]
+    times_ms = [median(each) for each in turns]
     lengths = [trace.n_prompt_tokens + i for i in range(1, len(times_ms) + 1)]
     n = min(N_ENDS, len(times_ms) // 2) or 1
     early, late = median(times_ms[:n]), median(times_ms[-n:])
-    work = [decode_cost(model.config, length - 1, kv_cache="none").total.flops for length in lengths]
+    dtype = dtype_name(model.dtype)
+    costs = [decode_cost(model.config, length - 1, kv_cache="none", dtype=dtype).total for length in lengths]
+    work = [cost.flops for cost in costs]
+    least = [spread.least_s(machine, model, cost) * 1e3 for cost in costs]
+    bars = {"error_y": spread.error_bars(turns)} if len(traces) > 1 else {}
+    name = "measured: median and range" if bars else "measured: each token"
     figure = go.Figure(
         [
-            go.Scatter(x=lengths, y=times_ms, name="measured: each token", mode="markers", **theme.series(0)),
+            go.Scatter(x=lengths, y=times_ms, name=name, mode="markers", **bars, **theme.series(0)),
             go.Scatter(
                 x=lengths,
                 y=[late * w / median(work[-n:]) for w in work],
@@ -58,6 +72,7 @@ def _climb_result(model: Any, trace: Any) -> Result:
                 mode="lines",
                 **theme.series(1),
             ),
+            go.Scatter(x=lengths, y=least, name="ceiling: no faster on this machine", mode="lines", **theme.series(2)),
         ]
     )
     theme.figure_layout(figure, x="tokens in the sequence", y="ms for the next token")
@@ -67,15 +82,19 @@ def _climb_result(model: Any, trace: Any) -> Result:
         figure.add_hline(y=early * guess, line={"color": theme.VERMILION, "dash": "dash"}, annotation_text="your guess")
 
     rows = [
-        {"tokens": length, "ms": ms, "GFLOP": w / 1e9}
-        for length, ms, w in list(zip(lengths, times_ms, work, strict=True))[:: max(1, len(lengths) // 10)]
+        {"tokens": length, "ms": ms, "lowest": min(all_), "highest": max(all_), "at least, ms": ms0, "GFLOP": w / 1e9}
+        for length, ms, all_, ms0, w in list(zip(lengths, times_ms, turns, least, work, strict=True))[
+            :: max(1, len(lengths) // 10)
+        ]
     ]
     summary = (
         f"The first tokens took {early:.0f} ms each, the last ones {late:.0f} ms: **{late / early:.1f} times** as "
         f"long, with {work[-1] / work[0]:.1f} times the arithmetic."
     )
     data = {"times_ms": times_ms, "work": work, "ratio": late / early, "n_tokens": trace.n_tokens}
-    return Result(figure, rows, summary, "Some of the tokens", mark_guess=mark, data=data)
+    return Result(
+        figure, rows, summary, f"Some of the tokens; {len(traces)} runs of the same text", mark_guess=mark, data=data
+    )
 
 
 def climb_panel(lab: Any, guess: Any = None) -> Experiment:

@@ -1,11 +1,9 @@
-"""Lesson 01, the tokenizer: the merge slider, coloured tokens, the token bill, and the exercise."""
+"""Lesson 01, the tokenizer: the merge slider, coloured tokens, and the exercise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from html import escape
-from typing import Any
 
 import ipywidgets as w
 from IPython.display import HTML
@@ -14,20 +12,6 @@ from labkit.tokenizer import Tokenizer, bpe
 from labkit.ui import controls, html, theme
 from labkit.ui.errors import ErrorBox, guarded
 from labkit.ui.exercise import Exercise
-from labkit.ui.experiment import ExperimentJob, Result
-
-# The first article of the Universal Declaration of Human Rights: one meaning, the United Nations' own translations.
-SENTENCES = {
-    "English": "All human beings are born free and equal in dignity and rights.",
-    "German": "Alle Menschen sind frei und gleich an Würde und Rechten geboren.",
-    "Spanish": "Todos los seres humanos nacen libres e iguales en dignidad y derechos.",
-    "French": "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
-    "Russian": "Все люди рождаются свободными и равными в своем достоинстве и правах.",
-    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
-    "Arabic": "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق.",
-    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
-    "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।",
-}
 
 _SHADES = (theme.SKY, theme.ORANGE, theme.GREEN, theme.PURPLE)
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -169,74 +153,6 @@ class TokenView:
         from IPython.display import display
 
         display(self.widget)
-
-
-# What the token bill can be drawn up with; each is made when it is first chosen.
-VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
-    "SmolLM2's, 49,152 tokens": default_tokenizer,
-    "trained here, 656 tokens": lambda: small_bpe().to_tokenizer(),
-    "bytes only, 256 tokens": lambda: bpe.BPE([]).to_tokenizer(),
-}
-UNITS = ("tokens", "tokens per character")
-
-
-def token_bill(job: ExperimentJob, *, vocabulary: str, unit: str) -> Result:
-    """The same sentence in each language: its tokens, counted here in one of VOCABULARIES and drawn in one of UNITS."""
-    tokenizer = VOCABULARIES[vocabulary]()
-    rows: list[dict[str, Any]] = []
-    for n, (language, sentence) in enumerate(SENTENCES.items()):
-        job.progress(n / len(SENTENCES), language)
-        n_tokens = len(tokenizer.encode(sentence))
-        rows.append(
-            {
-                "language": language,
-                "characters": len(sentence),
-                "bytes": len(sentence.encode()),
-                "tokens": n_tokens,
-                "times English": n_tokens / rows[0]["tokens"] if rows else 1.0,
-                "tokens per character": n_tokens / len(sentence),
-            }
-        )
-    most = max(rows, key=lambda row: row["tokens"])
-    return Result(
-        figure=_bill_figure(rows, unit),
-        rows=rows,
-        summary=f"{most['language']} pays {most['tokens']} tokens for what English says in {rows[0]['tokens']}: "
-        f"{most['times English']:.1f} times as many.",
-        caption=f"One sentence, nine languages, one vocabulary: {vocabulary}",
-        mark_guess=_mark_factor(rows, unit),
-        data={row["language"]: row["tokens"] for row in rows},
-    )
-
-
-def _bill_figure(rows: list[dict[str, Any]], unit: str) -> Any:
-    import plotly.graph_objects as go
-
-    names = [row["language"] for row in rows][::-1]
-    values = [row[unit] for row in rows][::-1]
-    texts = [html.number(value) for value in values]
-    colors = [theme.BLUE if name == "English" else theme.ORANGE for name in names]
-    bars = go.Bar(
-        x=values,
-        y=names,
-        orientation="h",
-        text=texts,
-        textposition="outside",
-        cliponaxis=False,
-        marker={"color": colors},
-    )
-    figure = theme.figure_layout(go.Figure(bars), x=unit, height=380)
-    if unit == "tokens":
-        figure.add_vline(x=rows[0]["tokens"], line={"color": theme.NEUTRAL, "dash": "dot"})
-    return figure
-
-
-def _mark_factor(rows: list[dict[str, Any]], unit: str) -> Any:
-    """How the guessed factor is drawn: only tokens are what it was about."""
-    if unit != "tokens":
-        return None
-    look = {"line": {"color": theme.VERMILION, "dash": "dash"}, "annotation_text": "your guess"}
-    return lambda figure, guess: figure.add_vline(x=guess * rows[0]["tokens"], **look)
 
 
 def tokens_of(texts: dict[str, str]) -> HTML:
