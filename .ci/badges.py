@@ -26,7 +26,7 @@ def main(repository: str) -> None:
     for name in ("README.md", "README.zh-CN.md"):
         if (ROOT / name).is_file():
             _readme(ROOT / name, repository)
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in sorted((ROOT / "notebooks").rglob("[!.]*.ipynb")):
         _notebook(path, repository)
     print(f"Badges and set-up cells now say {repository or 'nothing: not published'}.")
 

@@ -13,6 +13,7 @@ with suppress(ImportError):
     import setuptools  # noqa: F401 - torch.compile's; it refuses to come after Python's own distutils
 
 os.environ.setdefault("LABKIT_TEST", "1")  # widgets re-raise what they would otherwise show in a box
+os.environ.setdefault("LABKIT_LANGUAGE", "en")  # whatever the developer chose for the pages
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 

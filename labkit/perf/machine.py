@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from statistics import median
@@ -131,22 +131,32 @@ class Machine:
         """Whether something else was using the machine while its ceilings were measured."""
         return self.busy_share > BUSY_SHARE or self.spread > WIDE_SPREAD
 
-    def describe(self) -> str:
-        """One sentence for a notebook's header."""
+    def describe(self, say: Callable[..., str] = str.format) -> str:
+        """One sentence for a notebook's header. ``say`` fills figures into a sentence, perhaps in another language."""
         read, top = self.read.value / 1e9, max(self.matmul, key=lambda name: self.matmul[name].value)
-        tail = ""
-        if self.busy:
-            tail = (
-                f" The machine was busy (others used {self.busy_share:.0%} of the cores, spread {self.spread:.0%}): "
-                "forecasts are wider; measure again when it is quiet."
+        when = say("measured {date}", date=self.measured_at[:10])
+        if not self.measured:
+            when = say("from {source}", source=self.source)
+        said = [
+            say(
+                "{name}, {n} threads: reads {read:.1f} GB/s, multiplies {top:.0f} GFLOP/s in {dtype} ({when}).",
+                name=self.name,
+                n=self.n_threads,
+                read=read,
+                top=self.matmul[top].value / 1e9,
+                dtype=top,
+                when=when,
             )
+        ]
         if self.read_level != "memory":
-            tail = f" Its bandwidth is that of {self.read_level}: decoding may pass it.{tail}"
-        when = f"measured {self.measured_at[:10]}" if self.measured else f"from {self.source}"
-        return (
-            f"{self.name}, {self.n_threads} threads: reads {read:.1f} GB/s, multiplies "
-            f"{self.matmul[top].value / 1e9:.0f} GFLOP/s in {top} ({when}).{tail}"
-        )
+            said.append(say("Its bandwidth is that of {level}: decoding may pass it.", level=self.read_level))
+        if self.busy:
+            busy = (
+                "The machine was busy (others used {share:.0%} of the cores, spread {spread:.0%}): forecasts are "
+                "wider; measure again when it is quiet."
+            )
+            said.append(say(busy, share=self.busy_share, spread=self.spread))
+        return " ".join(said)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.perf.busy import BusyWatch
 from labkit.perf.machine import BUSY_SHARE
+from labkit.ui.words import counted, say, sentences
 
 N_TURNS = 3
 ALIKE = 0.05
@@ -71,31 +72,44 @@ class Comparison:
         """
         first, second = self.names
         n = len(self.values[first])
-        turns = "one turn" if n == 1 else f"{n} turns"
-        noise = " Other programs were busy meanwhile: take it as rough." if self.busy else ""
+        noise = say("Other programs were busy meanwhile: take it as rough.") if self.busy else ""
         if not self.clear:
             a, b = self.medians
-            which = "this turn" if n == 1 else f"these {turns}"
-            return (
-                f"No difference that {which} can tell from noise: **{first}** and **{second}** took "
-                f"{a:.1f} and {b:.1f} {self.unit}.{noise}"
+            found = {"first": say(first), "second": say(second), "a": a, "b": b, "unit": say(self.unit)}
+            same = counted(
+                n,
+                "No difference that this turn can tell from noise: **{first}** and **{second}** took {a:.1f} and "
+                "{b:.1f} {unit}.",
+                "No difference that these {n} turns can tell from noise: **{first}** and **{second}** took {a:.1f} and "
+                "{b:.1f} {unit}.",
+                **found,
             )
+            return sentences(same, noise)
         slow, fast, ratio = (second, first, self.ratio) if self.ratio > 1 else (first, second, 1 / self.ratio)
         low, high = self.ratios if self.ratio > 1 else tuple(1 / r for r in reversed(self.ratios))
-        spread = f" ({low:.1f} to {high:.1f} in {turns})" if n > 1 else " (one turn)"
-        return f"**{slow}** took {ratio:.1f} times as long as **{fast}**{spread}.{noise}"
+        longer = counted(
+            n,
+            "**{slow}** took {ratio:.1f} times as long as **{fast}** (one turn).",
+            "**{slow}** took {ratio:.1f} times as long as **{fast}** ({low:.1f} to {high:.1f} in {n} turns).",
+            slow=say(slow),
+            fast=say(fast),
+            ratio=ratio,
+            low=low,
+            high=high,
+        )
+        return sentences(longer, noise)
 
     def rows(self, what: str = "") -> list[dict[str, Any]]:
         """One row a contender: median and range. ``what`` heads the first column."""
-        busy = "yes" if self.busy else "no"
+        unit = say(self.unit)
         return [
             {
-                what or "contender": name,
-                f"median, {self.unit}": median(turns),
-                f"lowest, {self.unit}": min(turns),
-                f"highest, {self.unit}": max(turns),
+                what or "contender": say(name),
+                say("median, {unit}", unit=unit): median(turns),
+                say("lowest, {unit}", unit=unit): min(turns),
+                say("highest, {unit}", unit=unit): max(turns),
                 "turns": len(turns),
-                "machine busy": busy,
+                "machine busy": say("yes") if self.busy else say("no"),
             }
             for name, turns in self.values.items()
         ]

@@ -11,6 +11,7 @@ import ipywidgets as w
 
 from labkit import registry
 from labkit.ui import controls
+from labkit.ui.words import say
 
 NONE = ""
 """The menu's value for "no component": ipywidgets shows nothing at all for a choice whose value is None."""
@@ -112,12 +113,13 @@ class ComponentPicker(w.VBox):
             field.observe_value(self._changed)
         self.option_row.children = tuple(self._options.values())
         (self.option_row.remove_class if self._options else self.option_row.add_class)("lk-empty")
-        summary = info.summary if info else self.none_help if self.name is None else ""
+        summary = say(info.summary if info else self.none_help if self.name is None else "")
         lines = [escape(summary)] if summary else []
         away = [i for i in self.infos.values() if i.unavailable is not None]
         if away:
+            many = say("{n} not available here", n=len(away))
             rows = "".join(f"<div><s>{escape(i.name)}</s> {escape(i.unavailable or '')}</div>" for i in away)
-            lines.append(f'<details class="lk-away"><summary>{len(away)} not available here</summary>{rows}</details>')
+            lines.append(f'<details class="lk-away"><summary>{many}</summary>{rows}</details>')
         self.note.value = "".join(f'<div class="lk-help">{line}</div>' for line in lines)
 
 

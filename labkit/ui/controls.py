@@ -1,4 +1,7 @@
-"""Controls that look alike: a caption above, an ipywidget below. ``.value`` is what the reader chose."""
+"""Controls that look alike: a caption above, an ipywidget below. ``.value`` is what the reader chose.
+
+Captions, buttons, menus and help come in English and say themselves in the reader's language (``labkit.ui.words``).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import ipywidgets as w
 
 from labkit.ui import html
+from labkit.ui.words import say
 
 
 class Field(w.VBox):
@@ -17,11 +21,11 @@ class Field(w.VBox):
     """
 
     def __init__(self, label: str, control: Any, *, help: str = "", width: str = "190px") -> None:
-        self.label, self.control = label, control
-        control.description = label
+        self.label, self.control = say(label), control
+        control.description = self.label
         control.style.description_width = "100%"
         control.layout.width = "100%"
-        super().__init__([control, *([w.HTML(f'<div class="lk-help">{html.prose(help)}</div>')] if help else [])])
+        super().__init__([control, *([w.HTML(f'<div class="lk-help">{html.prose(say(help))}</div>')] if help else [])])
         self.layout.width = width
         self.layout.max_width = "100%"
         self.add_class("lk-field")
@@ -77,7 +81,8 @@ def number(label: str, value: float, *, low: float, high: float, help: str = "",
 
 def choice(label: str, options: Sequence[Any], value: Any = None, *, help: str = "", width: str = "190px") -> Field:
     """One of several: values, or (text, value) pairs."""
-    control = w.Dropdown(options=list(options))
+    pairs = [option if isinstance(option, tuple) else (str(option), option) for option in options]
+    control = w.Dropdown(options=[(say(words), each) for words, each in pairs])
     if value is not None:
         control.value = value
     return Field(label, control, help=help, width=width).start_from(control.value)
@@ -90,7 +95,7 @@ def toggle(label: str, value: bool = False, *, on: str = "on", off: str = "off",
 
 def text(label: str, value: str = "", *, rows: int = 3, placeholder: str = "", width: str = "100%") -> Field:
     """The reader's own words. What they type stays as it is: it is never interpreted."""
-    shared: Any = {"value": value, "placeholder": placeholder, "continuous_update": False}
+    shared: Any = {"value": value, "placeholder": say(placeholder), "continuous_update": False}
     control = w.Textarea(rows=rows, **shared) if rows > 1 else w.Text(**shared)
     return Field(label, control, width=width).start_from(value)
 
@@ -128,7 +133,7 @@ def stack(*children: Any, panel: bool = False) -> w.Box:
 
 def button(words: str, on_click: Callable[[], Any], *, primary: bool = False, tooltip: str = "") -> w.Button:
     """A button with words on it."""
-    made = w.Button(description=words, tooltip=tooltip or words)
+    made = w.Button(description=say(words), tooltip=say(tooltip or words))
     if primary:
         made.add_class("lk-primary")
     made.on_click(lambda _: on_click())

@@ -10,6 +10,8 @@ from typing import Any
 
 import ipywidgets as w
 
+from labkit.ui.words import say
+
 TITLES = {
     "ValueError": "That setting does not work",
     "TypeError": "That setting does not work",
@@ -40,10 +42,11 @@ def error_html(error: BaseException) -> str:
     kind = type(error).__name__
     message = escape(str(error)) or escape(kind)
     trace = escape("".join(traceback.format_exception(type(error), error, error.__traceback__))[-4000:])
-    remedy = f"<div>{REMEDIES[kind]}</div>" if kind in REMEDIES else ""
+    title = say(TITLES.get(kind, "Something went wrong"))
+    remedy = f"<div>{say(REMEDIES[kind])}</div>" if kind in REMEDIES else ""
     return (
-        f'<div class="lk-error" role="alert"><b>{TITLES.get(kind, "Something went wrong")}.</b> {message}{remedy}'
-        f"<details><summary>Details for a bug report</summary><pre>{trace}</pre></details></div>"
+        f'<div class="lk-error" role="alert"><b>{title}.</b> {message}{remedy}'
+        f"<details><summary>{say('Details for a bug report')}</summary><pre>{trace}</pre></details></div>"
     )
 
 

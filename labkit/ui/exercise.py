@@ -11,6 +11,7 @@ from typing import Any
 from IPython.display import HTML, display
 
 from labkit.ui import html
+from labkit.ui.words import counted, say
 
 N_HINTS = 3
 
@@ -73,14 +74,15 @@ def _judge(solution: Callable[..., Any], exercise: Exercise) -> tuple[str, str]:
         try:
             found = solution(*deepcopy(case))
         except NotImplementedError:
-            return "open", "not written yet"
+            return "open", say("not written yet")
         except Exception as error:  # noqa: BLE001 - the learner's code may raise anything; it is shown
-            return "wrong", f"{call} raised {type(error).__name__}: {error}"
+            return "wrong", say("{call} raised {error}", call=call, error=f"{type(error).__name__}: {error}")
         if found is ... or (found is None and expected is not None):
-            return "open", f"{call} returns {found!r}: not written yet"
+            return "open", say("{call} returns {found}: not written yet", call=call, found=repr(found))
         if not _agree(found, expected, exercise.same):
-            return "wrong", f"{call} gave {_short(found)}, expected {_short(expected)}"
-    return "right", f"all {len(exercise.cases)} cases agree"
+            both = {"found": _short(found), "expected": _short(expected)}
+            return "wrong", say("{call} gave {found}, expected {expected}", call=call, **both)
+    return "right", counted(len(exercise.cases), "the one case agrees", "all {n} cases agree")
 
 
 def _agree(found: Any, expected: Any, same: Callable[[Any, Any], bool] | None) -> bool:
@@ -102,13 +104,14 @@ def _agree(found: Any, expected: Any, same: Callable[[Any, Any], bool] | None) -
 
 
 def _verdict(state: str, message: str, exercise: Exercise) -> str:
-    title = {"right": "Right.", "wrong": "Not yet.", "open": "Your turn."}[state]
+    title = say({"right": "Right.", "wrong": "Not yet.", "open": "Your turn."}[state])
     kind = {"right": "is-right", "wrong": "is-wrong", "open": ""}[state]
     hints = ""
     if state != "right":
+        titles = [say("Hint {n} of {all}", n=n, all=N_HINTS) for n in range(1, N_HINTS + 1)]
         folded = "".join(
-            f"<details class='lk-twin'><summary>Hint {n} of {N_HINTS}</summary>{html.prose(hint)}</details>"
-            for n, hint in enumerate(exercise.hints, 1)
+            f"<details class='lk-twin'><summary>{said}</summary>{html.prose(say(hint))}</details>"
+            for said, hint in zip(titles, exercise.hints, strict=True)
         )
         hints = f"<div style='margin-top:6px'>{folded}</div>"
     return f'<div class="lk-note {kind}" role="status"><b>{title}</b> {html.prose(message)}{hints}</div>'

@@ -16,9 +16,15 @@ from labkit.ui.narrow import fit
 from labkit.ui.predict import WAITING
 from labkit.ui.runner import Job, Runner, in_foreground
 from labkit.ui.status import StatusLine
+from labkit.ui.words import say
 
 MAX_CONTROLS = 4
-KINDS = ("measured", "simulated", "recorded", "predicted")
+KINDS = {
+    "measured": "measured here",
+    "simulated": "simulated",
+    "recorded": "recorded",
+    "predicted": "predicted",
+}
 
 
 @dataclass
@@ -104,10 +110,10 @@ class Experiment:
         self.stop_button.disabled = True
         for name in confounders:
             self.fields[name].observe_value(guarded(self.error, self._clear))
-        sub = f'<div class="lk-sub">{html.prose(note)}</div>' if note else ""
+        sub = f'<div class="lk-sub">{html.prose(say(note))}</div>' if note else ""
         head = w.HTML(
-            f'<div class="lk-eyebrow">Run · {escape(kind)}{" here" if kind == "measured" else ""}</div>'
-            f'<div class="lk-title">{html.prose(question)}</div>{sub}'
+            f'<div class="lk-eyebrow">{say("Run")} · {say(KINDS[kind])}</div>'
+            f'<div class="lk-title">{html.prose(say(question))}</div>{sub}'
         )
         self.widget = controls.stack(
             head,
@@ -196,9 +202,9 @@ class Experiment:
                 raise job.error
             return
         if job.stopped:
-            self.status.set("stopped", f"Stopped after {job.elapsed_s:.1f} s. Run starts again.")
+            self.status.set("stopped", say("Stopped after {took:.1f} s. Run starts again.", took=job.elapsed_s))
         else:
-            self.status.set("done", f"Done in {job.elapsed_s:.1f} s.")
+            self.status.set("done", say("Done in {took:.1f} s.", took=job.elapsed_s))
         if isinstance(job.result, Result):
             self.results.append(job.result)
             self._draw(job.result)
@@ -211,7 +217,7 @@ class Experiment:
     def _draw(self, result: Result) -> None:
         self._drawn = result
         if self.guess is not None and not self.guess.settled:
-            self.below.value = f'<div class="lk-note" role="status">{html.prose(WAITING)}</div>'
+            self.below.value = f'<div class="lk-note" role="status">{html.prose(say(WAITING))}</div>'
             return
         if result.figure is not None:
             figure = with_guess(result, self.guess)
@@ -221,7 +227,7 @@ class Experiment:
         twin = ""
         if len(result.rows):
             table = html.table(result.rows, result.caption)
-            twin = f'<details class="lk-twin"><summary>The figure as a table</summary>{table}</details>'
+            twin = f'<details class="lk-twin"><summary>{say("The figure as a table")}</summary>{table}</details>'
         self.below.value = summary + result.extra + twin
 
     def _ipython_display_(self) -> None:
@@ -238,7 +244,7 @@ def with_guess(result: Result, guess: Any) -> Any:
     if result.mark_guess is not None:
         result.mark_guess(figure, guess.guess)
     else:
-        words = f"your guess: {escape(guess.text)}"
+        words = say("your guess: {guess}", guess=escape(guess.text))
         place: dict[str, Any] = {"x": 1, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "right"}
         figure.add_annotation(text=words, showarrow=False, yanchor="bottom", **place)
     return figure
@@ -256,4 +262,4 @@ def figure_output(figure: Any, summary: str = "") -> dict[str, Any]:
     else:
         spec["config"] = {"displayModeBar": False, "responsive": True}
         data = {"application/vnd.plotly.v1+json": spec}
-    return {"output_type": "display_data", "data": {**data, "text/plain": summary or "figure"}, "metadata": {}}
+    return {"output_type": "display_data", "data": {**data, "text/plain": summary or say("figure")}, "metadata": {}}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from labkit.ui.words import counted, say, sentences
+
 CLEARLY = 1.15
 """A ratio of medians below this is not called a difference."""
 NEAR_CEILING = 50.0
@@ -17,35 +19,42 @@ NEAR_CEILING = 50.0
 
 def crossing(data: Mapping[str, Any]) -> str:
     """Lesson 03: where attention overtook the FFN by the clock, beside where it does by counted FLOPs."""
-    lengths, measured, counted = data["lengths"], data["crossing"], data["counted_crossing"]
-    count = "never" if counted is None else f"at {counted:,} tokens"
+    lengths, measured, by_count = data["lengths"], data["crossing"], data["counted_crossing"]
+    count = say("By counted FLOPs it never does.")
+    if by_count is not None:
+        count = say("By counted FLOPs it does at {n:,} tokens.", n=by_count)
     if measured is None:
-        return (
-            f"By the clock attention did not catch up with the FFN up to {lengths[-1]:,} tokens; by counted FLOPs it "
-            f"does {count}. Choose a longer prompt to see where this machine's curve crosses."
-        )
-    where = f"at about {measured:,.0f} tokens"
+        never = "By the clock attention did not catch up with the FFN up to {n:,} tokens."
+        longer = say("Choose a longer prompt to see where this machine's curve crosses.")
+        return sentences(say(never, n=lengths[-1]), count, longer)
+    clock = say("By the clock attention caught up at about {n:,.0f} tokens.", n=measured)
     if measured <= lengths[0]:
-        where = f"before {lengths[0]:,} tokens, the shortest prompt measured"
+        early = "By the clock attention caught up before {n:,} tokens, the shortest prompt measured."
+        clock = say(early, n=lengths[0])
     spread = data.get("crossings") or [measured]
-    range_ = f" (single repeats: {min(spread):,.0f} to {max(spread):,.0f})" if max(spread) > 1.1 * min(spread) else ""
-    head = f"By the clock attention caught up {where}{range_}, by counted FLOPs {count}."
-    if counted is None or measured < counted / CLEARLY:
-        return f"{head} Here a FLOP of attention takes longer than one of the FFN, so it catches up earlier."
-    if measured > counted * CLEARLY:
-        return f"{head} Here a FLOP of attention is the cheaper one, so it catches up later than the count says."
-    return f"{head} Here the clock agrees with the count: both halves run at about the same rate."
+    low, high = min(spread), max(spread)
+    range_ = say("Single repeats: {low:,.0f} to {high:,.0f}.", low=low, high=high) if high > 1.1 * low else ""
+    why = "Here the clock agrees with the count: both halves run at about the same rate."
+    if by_count is None or measured < by_count / CLEARLY:
+        why = "Here a FLOP of attention takes longer than one of the FFN, so it catches up earlier."
+    elif measured > by_count * CLEARLY:
+        why = "Here a FLOP of attention is the cheaper one, so it catches up later than the count says."
+    return sentences(clock, range_, count, say(why))
 
 
 def same_text(first: Sequence[int], second: Sequence[int], names: tuple[str, str]) -> str:
     """Two runs that should have chosen the same tokens."""
     n = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
     if list(first) == list(second):
-        return f"**{names[0]}** and **{names[1]}** chose the same {len(first)} tokens."
-    return (
-        f"A finding: **{names[0]}** and **{names[1]}** parted at token {n + 1}. The mathematics is the same, the order "
-        "of its additions is not: where two scores lie within a rounding of each other, either may win, and from there "
-        "on the texts differ. It happens in 16-bit numbers; float32 makes it rare."
+        chose = "**{a}** and **{b}** chose the same {n} tokens."
+        return say(chose, a=say(names[0]), b=say(names[1]), n=len(first))
+    return say(
+        "A finding: **{a}** and **{b}** parted at token {n}. The mathematics is the same, the order of its additions "
+        "is not: where two scores lie within a rounding of each other, either may win, and from there on the texts "
+        "differ. It happens in 16-bit numbers; float32 makes it rare.",
+        a=say(names[0]),
+        b=say(names[1]),
+        n=n + 1,
     )
 
 
@@ -55,35 +64,40 @@ def toggled(data: Mapping[str, Any]) -> tuple[str | None, str]:
     medians = data["medians_ms"]
     on = next((i for i in range(1, len(used)) if used[i] != "none" and used[i - 1] == "none"), None)
     if on is None or len(medians) < 2:
-        return None, "The run ended before both ways had a token of their own: let it write more tokens."
+        return None, say("The run ended before both ways had a token of their own: let it write more tokens.")
     without, with_cache = medians["none"], medians["contiguous"]
     ratio, filling = without / with_cache, times[on] / with_cache
-    said = f"A token took {without:.1f} ms without the cache and {with_cache:.1f} ms with it"
+    took = "A token took {without:.1f} ms without the cache and {with_cache:.1f} ms with it."
+    said = say(took, without=without, with_cache=with_cache)
     if ratio < CLEARLY:
-        return None, (
-            f"{said}: no difference to speak of. At this length a step over the whole text takes hardly longer "
-            "than one over a single token, because both read every weight once. Let the text grow and look again."
+        alike = (
+            "That is no difference to speak of. At this length a step over the whole text takes hardly longer than one "
+            "over a single token, because both read every weight once. Let the text grow and look again."
         )
+        return None, sentences(said, say(alike))
     if filling > CLEARLY:
-        said += f". The step that filled it took {times[on]:.1f} ms, {filling:.1f} times one with it"
-        return "One slow step, then faster and nearly flat", f"{said}: it went over the whole text once more."
-    return "Faster from the very next token on", (
-        f"{said}. The step that filled it was as quick as those after it: so short a text goes through at once."
-    )
+        slow = (
+            "The step that filled it took {took:.1f} ms, {times:.1f} times one with it: it went over the whole text "
+            "once more."
+        )
+        return "One slow step, then faster and nearly flat", sentences(said, say(slow, took=times[on], times=filling))
+    quick = "The step that filled it was as quick as those after it: so short a text goes through at once."
+    return "Faster from the very next token on", sentences(said, say(quick))
 
 
 def climbed(data: Mapping[str, Any]) -> str:
     """Lesson 05: did the time per token grow without a cache, and as the arithmetic did?"""
     ratio, work = data["ratio"], data["work"][-1] / data["work"][0]
-    said = f"The last tokens took {ratio:.1f} times as long as the first, with {work:.0f} times the arithmetic."
+    longer = "The last tokens took {ratio:.1f} times as long as the first, with {work:.0f} times the arithmetic."
+    why = "The time climbed about as the arithmetic did."
     if ratio < CLEARLY:
-        return (
-            f"{said} Here the time hardly climbed: what each step costs whatever its length, reading the weights and "
-            "starting its operations, still hides the arithmetic. More tokens, or a longer prompt, bring it out."
+        why = (
+            "Here the time hardly climbed: what each step costs whatever its length, reading the weights and starting "
+            "its operations, still hides the arithmetic. More tokens, or a longer prompt, bring it out."
         )
-    if ratio < 0.7 * work:
-        return f"{said} It climbed less than the arithmetic did: a price that does not depend on the length is in it."
-    return f"{said} The time climbed about as the arithmetic did."
+    elif ratio < 0.7 * work:
+        why = "It climbed less than the arithmetic did: a price that does not depend on the length is in it."
+    return sentences(say(longer, ratio=ratio, work=work), say(why))
 
 
 def bound_by(dot: Mapping[str, float]) -> str:
@@ -96,20 +110,22 @@ def bound_by(dot: Mapping[str, float]) -> str:
 
 def roofline(dots: Sequence[Mapping[str, float]]) -> list[str]:
     """Lesson 07: the two ends of the series, and what more tokens together bought."""
-    names = {
-        "memory": "memory binds it",
-        "arithmetic": "arithmetic binds it",
-        "neither": "neither ceiling binds it: overhead does, or code that reaches only part of either",
+    binds = {
+        "memory": "**{who}**: MBU {mbu:.0f} %, MFU {mfu:.1f} %, so memory binds it.",
+        "arithmetic": "**{who}**: MBU {mbu:.0f} %, MFU {mfu:.1f} %, so arithmetic binds it.",
+        "neither": (
+            "**{who}**: MBU {mbu:.0f} %, MFU {mfu:.1f} %, so neither ceiling binds it: overhead does, or code that "
+            "reaches only part of either."
+        ),
     }
     said = []
     for dot in (dots[0], dots[-1]):
-        n = int(dot["tokens together"])
-        who = "One token" if n == 1 else f"{n} tokens together"
-        said.append(f"**{who}**: MBU {dot['MBU %']:.0f} %, MFU {dot['MFU %']:.1f} %, so {names[bound_by(dot)]}.")
+        who = counted(int(dot["tokens together"]), "One token", "{n} tokens together")
+        said.append(say(binds[bound_by(dot)], who=who, mbu=dot["MBU %"], mfu=dot["MFU %"]))
     first, last = dots[0], dots[-1]
     longer, more = last["ms"] / first["ms"], last["tokens together"] / first["tokens together"]
-    gain = f"{more:.0f} times the tokens took {longer:.1f} times as long"
-    said.append(f"{gain}: {more / longer:.1f} times the tokens in a second.")
+    gain = "{more:.0f} times the tokens took {longer:.1f} times as long: {gain:.1f} times the tokens in a second."
+    said.append(say(gain, more=more, longer=longer, gain=more / longer))
     return said
 
 
@@ -117,33 +133,39 @@ def losses(data: Mapping[str, Any]) -> list[str]:
     """Lesson 08: what each way of keeping less cost. ``data`` {name: something with logit_error, perplexity_change}."""
     least = min(data, key=lambda name: data[name].logit_error)
     worst = max(data, key=lambda name: data[name].perplexity_change)
+    moved = (
+        "**{name}** moved the scores least: by {error:.1f} % of their spread; its perplexity changed by "
+        "{change:+.1f} %."
+    )
+    error, change = data[least].logit_error, data[least].perplexity_change
+    cost = "**{name}** cost most: {change:+.0f} % perplexity."
     said = [
-        f"**{least}** moved the scores least: by {100 * data[least].logit_error:.1f} % of their spread; its perplexity "
-        f"changed by {100 * data[least].perplexity_change:+.1f} %.",
-        f"**{worst}** cost most: {100 * data[worst].perplexity_change:+.0f} % perplexity.",
+        say(moved, name=say(least), error=100 * error, change=100 * change),
+        say(cost, name=say(worst), change=100 * data[worst].perplexity_change),
     ]
     sinks, none = (data.get(f"sliding 128, {what} sinks") for what in ("4", "no"))
     if sinks is not None and none is not None:
-        a, b = sinks.perplexity_change, none.perplexity_change
-        if b > a + 0.02:
-            said.append(f"Four sink tokens decide: {100 * a:+.0f} % with them, {100 * b:+.0f} % without.")
+        a, b = 100 * sinks.perplexity_change, 100 * none.perplexity_change
+        if b > a + 2:
+            said.append(say("Four sink tokens decide: {a:+.0f} % with them, {b:+.0f} % without.", a=a, b=b))
         else:
-            said.append(f"The four sinks made no difference on this text: {100 * a:+.0f} % and {100 * b:+.0f} %.")
+            said.append(say("The four sinks made no difference on this text: {a:+.0f} % and {b:+.0f} %.", a=a, b=b))
     return said
 
 
 def speed_share(speed: float, ceiling: float) -> str:
     """Lesson 00: a run's speed beside the ceiling that memory sets."""
     share = 100 * speed / ceiling
-    said = f"Your run reached **{share:.0f} %** of its ceiling: {speed:.1f} of {ceiling:.1f} tokens a second."
+    reached = "Your run reached **{share:.0f} %** of its ceiling: {speed:.1f} of {ceiling:.1f} tokens a second."
+    what = "The rest of the lab is about where the remainder goes."
     if share > 100:
-        return (
-            f"{said} Above the ceiling? Part of the weights came from a cache of the processor, or the bandwidth was "
-            "measured in a busy moment: measure it again."
+        what = (
+            "Above the ceiling? Part of the weights came from a cache of the processor, or the bandwidth was measured "
+            "in a busy moment: measure it again."
         )
-    if share >= 60:
-        return f"{said} That is near what this memory allows."
-    return f"{said} The rest of the lab is about where the remainder goes."
+    elif share >= 60:
+        what = "That is near what this memory allows."
+    return sentences(say(reached, share=share, speed=speed, ceiling=ceiling), say(what))
 
 
 def speculation(data: Mapping[str, Any]) -> list[str]:
@@ -152,24 +174,36 @@ def speculation(data: Mapping[str, Any]) -> list[str]:
     low, high = data["spread"]
     name, n = data["drafter"], data["n_draft"]
     if not found.guesses_per_round:
-        return [
-            f"**{name}** found nothing to guess in this text, so it was plain decoding: {found.measured:.2f} times."
-        ]
+        plain = "**{name}** found nothing to guess in this text, so it was plain decoding: {times:.2f} times."
+        return [say(plain, name=name, times=found.measured)]
     out = [
-        f"Of the guesses of **{name}** that were looked at, {found.acceptance:.0%} held: {found.tokens_per_round:.2f} "
-        f"tokens a round. That made it **{found.measured:.2f} times** as fast (from {low:.2f} to {high:.2f}); the "
-        f"formula says {found.predicted:.2f}."
+        say(
+            "Of the guesses of **{name}** that were looked at, {held:.0%} held: {tokens:.2f} tokens a round.",
+            name=name,
+            held=found.acceptance,
+            tokens=found.tokens_per_round,
+        ),
+        say(
+            "That made it **{times:.2f} times** as fast (from {low:.2f} to {high:.2f}); the formula says "
+            "{formula:.2f}.",
+            times=found.measured,
+            low=low,
+            high=high,
+            formula=found.predicted,
+        ),
     ]
     even = found.break_even
     if even is None:
-        out.append(f"At these costs even guesses that always hold would lose at length {n}.")
+        out.append(say("At these costs even guesses that always hold would lose at length {n}.", n=n))
     elif found.acceptance < even:
-        out.append(f"It breaks even where {even:.0%} hold, and these did not.")
+        out.append(say("It breaks even where {share:.0%} hold, and these did not.", share=even))
     else:
-        out.append(f"It breaks even where {even:.0%} hold.")
+        out.append(say("It breaks even where {share:.0%} hold.", share=even))
     if not data["same"]:
         out.append(
-            "The text is not the same as without a drafter: two scores lay so close together that a check of several "
-            "tokens, which rounds in another order, ranked them otherwise."
+            say(
+                "The text is not the same as without a drafter: two scores lay so close together that a check of "
+                "several tokens, which rounds in another order, ranked them otherwise."
+            )
         )
     return out

@@ -10,6 +10,8 @@ from labkit.perf import advice as advising
 from labkit.perf.forecast import Forecast, StageForecast
 from labkit.perf.trace import Trace
 from labkit.ui import html, theme
+from labkit.ui.phase_bars import phase_words
+from labkit.ui.words import say, sentences
 
 PHASES_SHOWN = 6
 
@@ -22,21 +24,24 @@ def comparison(found: Forecast, trace: Trace) -> str:
         ("decode", "Decode: each later token", found.decode, median(itl) if itl else None, len(itl)),
     )
     tables = "".join(
-        _table(title, stage, took, trace.stage_phases(name), n_steps) for name, title, stage, took, n_steps in stages
+        _table(say(title), stage, took, trace.stage_phases(name), n_steps)
+        for name, title, stage, took, n_steps in stages
     )
-    legend = (
-        f'<div class="lk-muted" style="margin-top:6px">{_swatch(theme.GREY)} ceiling: the bytes or FLOPs at this '
-        f"machine's limits &nbsp; {_swatch(theme.SKY)} forecast &nbsp; {_swatch(theme.ORANGE)} measured</div>"
+    bars = (
+        (theme.GREY, say("ceiling: the bytes or FLOPs at this machine's limits")),
+        (theme.SKY, say("forecast")),
+        (theme.ORANGE, say("measured")),
     )
-    return tables + legend
+    legend = " &nbsp; ".join(f"{_swatch(color)} {words}" for color, words in bars)
+    return f'{tables}<div class="lk-muted" style="margin-top:6px">{legend}</div>'
 
 
 def _table(title: str, stage: StageForecast, took: float | None, phases: dict[str, float], n_steps: int) -> str:
-    rows = [("<b>all of it</b>", stage.floor_s, stage.time.value, took, _bound(stage.bound))]
+    rows = [(f"<b>{say('all of it')}</b>", stage.floor_s, stage.time.value, took, _bound(stage.bound))]
     largest = sorted(stage.phases.values(), key=lambda p: -p.forecast_s)[:PHASES_SHOWN]
     for phase in largest:
         measured = phases[phase.phase] / max(n_steps, 1) if phase.phase in phases else None
-        name = escape(phase.phase.replace("_", " "))
+        name = escape(phase_words(phase.phase))
         rows.append((name, phase.floor_s, phase.forecast_s, measured, _bound(phase.bound)))
     top = max(max(floor, expected, seen or 0.0) for _, floor, expected, seen, _ in rows) or 1.0
     body = "".join(
@@ -45,12 +50,15 @@ def _table(title: str, stage: StageForecast, took: float | None, phases: dict[st
         + f"<td>{bound}</td></tr>"
         for name, floor, expected, seen, bound in rows
     )
-    shares = f"MFU {stage.mfu:.0%}, MBU {stage.mbu:.0%}, {stage.intensity:.3g} FLOP a byte (forecast)"
-    heads = "".join(f'<th scope="col" class="is-number">{h}, ms</th>' for h in ("ceiling", "forecast", "measured"))
+    counts = {"mfu": stage.mfu, "mbu": stage.mbu, "intensity": stage.intensity}
+    shares = say("MFU {mfu:.0%}, MBU {mbu:.0%}, {intensity:.3g} FLOP a byte (forecast)", **counts)
+    columns = ("ceiling, ms", "forecast, ms", "measured, ms")
+    heads = "".join(f'<th scope="col" class="is-number">{say(column)}</th>' for column in columns)
     return (
         f'<div class="lk-scroll"><table class="lk-table" style="width:100%"><caption><b>{escape(title)}</b> '
         f"&nbsp; {shares}</caption>"
-        f'<thead><tr><th scope="col">phase</th><th scope="col"></th>{heads}<th scope="col">bound by</th></tr></thead>'
+        f'<thead><tr><th scope="col">{say("phase")}</th><th scope="col"></th>{heads}'
+        f'<th scope="col">{say("bound by")}</th></tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -69,7 +77,7 @@ def _swatch(color: str) -> str:
 
 
 def _bound(name: str) -> str:
-    return {"compute": "arithmetic", "memory": "memory", "overhead": "overhead"}[name]
+    return say({"compute": "arithmetic", "memory": "memory", "overhead": "overhead"}[name])
 
 
 def _ms(seconds: float | None) -> str:
@@ -80,41 +88,52 @@ def verdict(found: Forecast, trace: Trace) -> str:
     """Forecast against measurement in one sentence."""
     itl = trace.paced_s
     parts = [
-        _met("first token", found.ttft, trace.ttft_s),
-        _met("each later one", found.itl, median(itl) if itl else None),
+        _met(say("First token"), found.ttft, trace.ttft_s),
+        _met(say("Each later one"), found.itl, median(itl) if itl else None),
     ]
-    tail = " The machine was busy while it was measured." if found.machine.busy else ""
-    return "; ".join(part for part in parts if part) + "." + tail
+    tail = say("The machine was busy while it was measured.") if found.machine.busy else ""
+    return sentences(*parts, tail)
 
 
 def _met(name: str, expected: Any, seen: float | None) -> str:
     if seen is None:
         return ""
-    error = seen / expected.value - 1
-    inside = "inside its interval" if seen in expected else "outside its interval"
-    return f"{name}: forecast {_ms(expected.value)} ms, measured {_ms(seen)} ms ({error:+.0%}, {inside})"
+    met = {"which": name, "expected": _ms(expected.value), "seen": _ms(seen), "error": seen / expected.value - 1}
+    if seen in expected:
+        return say("{which}: forecast {expected} ms, measured {seen} ms ({error:+.0%}, inside its interval).", **met)
+    return say("{which}: forecast {expected} ms, measured {seen} ms ({error:+.0%}, outside its interval).", **met)
 
 
 def ranking(found: advising.Advice) -> str:
     """Every switch's predicted effect, the best first, and those that do not run here."""
     out = html.table(
-        found.rows(), f"Predicted, best first for {advising.GOALS[found.goal]}; one switch at a time, then together"
+        [_said(row) for row in found.rows()],
+        say(
+            "Predicted, best first for {goal}; one switch at a time, then together",
+            goal=say(advising.GOALS[found.goal]),
+        ),
     )
     if any(not switch.measured for switch in found.switches):
-        out += (
-            '<div class="lk-muted">Some engines are not measured yet: their lines come from bytes and FLOPs alone. '
-            "Ask again, and the next ones are measured.</div>"
+        rough = say(
+            "Some engines are not measured yet: their lines come from bytes and FLOPs alone. Ask again, and the next "
+            "ones are measured."
         )
+        out += f'<div class="lk-muted">{rough}</div>'
     if found.unavailable:
         items = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.unavailable.items())
-        out += f'<details class="lk-twin"><summary>What does not run here</summary><ul>{items}</ul></details>'
+        out += f'<details class="lk-twin"><summary>{say("What does not run here")}</summary><ul>{items}</ul></details>'
     return out
+
+
+def _said(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the advice with its words in the reader's language."""
+    return {name: say(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def side_by_side(label: str, before: Forecast, was: Trace, after: Forecast, now: Trace) -> str:
     """Two runs, each with what was predicted for it."""
     rows = []
-    for name, found, trace in ((label, before, was), ("with the best switch", after, now)):
+    for name, found, trace in ((say(label), before, was), (say("with the best switch"), after, now)):
         itl = trace.paced_s
         rows.append(
             {

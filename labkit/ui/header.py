@@ -8,15 +8,20 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from IPython.display import display
+
 from labkit.ui import html
+from labkit.ui.language_switch import LanguageSwitch
 from labkit.ui.machine import this_machine
 from labkit.ui.repository import binder_url, colab_url
 from labkit.ui.runner import in_foreground
 from labkit.ui.session import DEFAULT_MODEL, shelf
+from labkit.ui.words import is_fixed, say
 
 
 def header(title: str, *, goals: Sequence[str], minutes: int, notebook: str = "") -> None:
-    """Show a lesson's head: its goals (three of them), its length, links to Colab and Binder, this machine.
+    """Show a lesson's head: its goals (three of them), its length, links to Colab and Binder, this machine, and a menu
+    of languages where that is the reader's to choose.
 
     ``notebook`` is the file's name, such as "04_pipeline_timed.ipynb"; without it, or while the lab is not published,
     no links are shown.
@@ -27,18 +32,21 @@ def header(title: str, *, goals: Sequence[str], minutes: int, notebook: str = ""
     if notebook and colab_url(notebook):
         colab, binder = escape(colab_url(notebook)), escape(binder_url(notebook))
         links = (
-            f'<div class="lk-links" style="margin-top:14px"><a href="{colab}" rel="noreferrer">Open in Colab</a>'
-            f'<a href="{binder}" rel="noreferrer">Open in Binder</a></div>'
+            f'<div class="lk-links" style="margin-top:14px">'
+            f'<a href="{colab}" rel="noreferrer">{say("Open in Colab")}</a>'
+            f'<a href="{binder}" rel="noreferrer">{say("Open in Binder")}</a></div>'
         )
     facts = "".join(f'<span class="lk-tag">{escape(fact)}</span>' for fact in this_machine().facts)
     html.show(
         '<div class="lk-card">'
-        f'<div class="lk-eyebrow">labkit · {minutes} minutes</div>'
-        f'<div class="lk-title" style="font-size:22px;margin-top:2px">{html.prose(title)}</div>'
-        '<div style="margin-top:12px" class="lk-muted">When you are through, you can:</div>'
-        f'<ol class="lk-goals">{"".join(f"<li>{html.prose(goal)}</li>" for goal in goals)}</ol>'
-        f'<div class="lk-facts" aria-label="this machine">{facts}</div>{links}</div>'
+        f'<div class="lk-eyebrow">labkit · {say("{n} minutes", n=minutes)}</div>'
+        f'<div class="lk-title" style="font-size:22px;margin-top:2px">{html.prose(say(title))}</div>'
+        f'<div style="margin-top:12px" class="lk-muted">{say("When you are through, you can:")}</div>'
+        f'<ol class="lk-goals">{"".join(f"<li>{html.prose(say(goal))}</li>" for goal in goals)}</ol>'
+        f'<div class="lk-facts" aria-label="{say("this machine")}">{facts}</div>{links}</div>'
     )
+    if not is_fixed():
+        display(LanguageSwitch())
 
 
 class Setup:
@@ -70,16 +78,17 @@ class Setup:
         return labkit.Pipeline(self.model, **switches)
 
     def _repr_html_(self) -> str:
-        marks = {"ok": ("✓", "pass"), "warn": ("!", "note"), "bad": ("✗", "missing")}
+        marks = {"ok": ("✓", say("pass")), "warn": ("!", say("note")), "bad": ("✗", say("missing"))}
         tiles = []
         for state, name, finding, remedy in self.checks:
             mark, word = marks[state]
             fix = f'<div class="lk-remedy">{html.prose(remedy)}</div>' if remedy else ""
             tiles.append(
                 f'<div class="lk-check"><span class="lk-mark lk-{state}" role="img" aria-label="{word}">{mark}</span>'
-                f"<div><b>{escape(name)}</b><div class='lk-muted'>{html.prose(finding)}</div>{fix}</div></div>"
+                f"<div><b>{escape(say(name))}</b><div class='lk-muted'>{html.prose(finding)}</div>{fix}</div></div>"
             )
-        verdict = "Everything this lesson needs is here." if self.ok else "Something is missing; here is what to do."
+        good, bad = "Everything this lesson needs is here.", "Something is missing; here is what to do."
+        verdict = say(good) if self.ok else say(bad)
         state = "ok" if self.ok else "bad"
         body = f'<div class="lk-card"><div class="lk-title lk-{state}">{verdict}</div>'
         return html.page(body + f'<div class="lk-checks">{"".join(tiles)}</div></div>')
@@ -94,7 +103,7 @@ def setup(model: str | None = DEFAULT_MODEL, *, packages: Sequence[str] = (), **
     found = Setup(model or DEFAULT_MODEL, load_options)
     version = ".".join(map(str, sys.version_info[:3]))
     state = "ok" if sys.version_info[:2] >= (3, 10) else "bad"
-    found.checks.append((state, "Python", version, "" if state == "ok" else "labkit needs Python 3.10 or newer."))
+    found.checks.append((state, "Python", version, "" if state == "ok" else say("labkit needs Python 3.10 or newer.")))
     found.checks.append(_packages(packages))
     found.checks.append(_device())
     if model:
@@ -110,8 +119,10 @@ def _packages(extra: Sequence[str]) -> tuple[str, str, str, str]:
 
     missing = [name for name in ("ipywidgets", "anywidget", "plotly", *extra) if importlib.util.find_spec(name) is None]
     if missing:
-        remedy = f"Run `make lab` again, or `pip install {' '.join(missing)}`, then restart the kernel."
-        return ("bad", "Packages", f"missing: {', '.join(missing)}", remedy)
+        remedy = say(
+            "Run `make lab` again, or `{command}`, then restart the kernel.", command=f"pip install {' '.join(missing)}"
+        )
+        return ("bad", "Packages", say("missing: {names}", names=", ".join(missing)), remedy)
     return ("ok", "Packages", f"torch {version('torch')}, labkit {version('labkit')}", "")
 
 
@@ -119,23 +130,24 @@ def _device() -> tuple[str, str, str, str]:
     machine = this_machine()
     if machine.gpu:
         return ("ok", "Device", machine.gpu, "")
-    return ("ok", "Device", f"CPU, {machine.n_cores} cores: every lesson is made to work here", "")
+    return ("ok", "Device", say("CPU, {n} cores: every lesson is made to work here", n=machine.n_cores), "")
 
 
 def _model(name: str) -> tuple[str, str, str, str]:
     import labkit
 
     if name not in labkit.models():
-        return ("bad", "Model", f"`{name}` is not known here", f"Choose one of {', '.join(labkit.models())}.")
+        remedy = say("Choose one of {names}.", names=", ".join(labkit.models()))
+        return ("bad", "Model", say("`{model}` is not known here", model=name), remedy)
     if shelf.holds(name):
-        return ("ok", "Model", f"`{name}`, loaded", "")
+        return ("ok", "Model", say("`{model}`, loaded", model=name), "")
     present = _is_cached(name)
     if present is False:
-        remedy = (
+        remedy = say(
             "The first use fetches it with a progress bar. Offline? Run `labkit fetch` once where there is a network."
         )
-        return ("warn", "Model", f"`{name}` is not in the cache yet", remedy)
-    return ("ok", "Model", f"`{name}`, loads on first use", "")
+        return ("warn", "Model", say("`{model}` is not in the cache yet", model=name), remedy)
+    return ("ok", "Model", say("`{model}`, loads on first use", model=name), "")
 
 
 def _is_cached(name: str) -> bool | None:

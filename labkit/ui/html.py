@@ -11,6 +11,7 @@ from typing import Any
 from IPython.display import HTML, display
 
 from labkit.ui.theme import css
+from labkit.ui.words import language, say
 
 LONG = 40
 """Characters from which a column of text is kept wide enough to read."""
@@ -22,7 +23,7 @@ def show(body: str) -> None:
 
 
 def page(body: str, *, classes: str = "") -> str:
-    return f'{css()}<div class="labkit {classes}">{body}</div>'
+    return f'{css()}<div class="labkit {classes}" lang="{language()}">{body}</div>'
 
 
 def prose(text: str) -> str:
@@ -45,7 +46,7 @@ def number(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return say("yes") if value else say("no")
     if isinstance(value, numbers.Integral):
         return f"{int(value):,}"
     if not isinstance(value, numbers.Real):
@@ -79,18 +80,19 @@ def size(n_bytes: float | None) -> str:
 def table(
     rows: Any, caption: str = "", *, row_header: bool = True, differing: Mapping[int, Iterable[str]] | None = None
 ) -> str:
-    """An accessible table: caption, column headers, row headers, figures to the right.
+    """An accessible table: caption, column headers, row headers, figures to the right. Caption and headers say
+    themselves in the reader's language; a cell shows what it holds.
 
     ``rows`` is a list of dicts with the same keys, or a pandas DataFrame. ``differing`` {row: column names}
     marks cells to look at, by weight and colour.
     """
-    rows = _as_rows(rows)
+    rows, caption = _as_rows(rows), say(caption)
     if not rows:
-        return f'<p class="lk-muted">{prose(caption)} (nothing yet)</p>'
+        return f'<p class="lk-muted">{prose(caption)} {say("(nothing yet)")}</p>'
     columns = list(dict.fromkeys(key for row in rows for key in row))
     numeric = {c: all(_is_number(row.get(c)) for row in rows) for c in columns}
     long = {c: any(len(str(row.get(c, ""))) > LONG for row in rows) and not numeric[c] for c in columns}
-    head = "".join(f'<th scope="col"{_cls(numeric[c])}>{escape(str(c))}</th>' for c in columns)
+    head = "".join(f'<th scope="col"{_cls(numeric[c])}>{escape(say(str(c)))}</th>' for c in columns)
     body = []
     for idx, row in enumerate(rows):
         marked = set((differing or {}).get(idx, ()))
@@ -103,7 +105,7 @@ def table(
         body.append(f"<tr>{''.join(cells)}</tr>")
     title = f"<caption><span>{prose(caption)}</span></caption>" if caption else ""
     return (
-        f'<div class="lk-scroll" tabindex="0" role="group" aria-label="{escape(caption or "table")}">'
+        f'<div class="lk-scroll" tabindex="0" role="group" aria-label="{escape(caption or say("table"))}">'
         f'<table class="lk-table">{title}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
     )
 
@@ -112,7 +114,7 @@ def _as_rows(rows: Any) -> Sequence[Mapping[Any, Any]]:
     if hasattr(rows, "to_dict"):
         return rows.to_dict("records")
     if isinstance(rows, Mapping):
-        return [{"": key, "value": value} for key, value in rows.items()]
+        return [{"": say(str(key)), "value": value} for key, value in rows.items()]
     return list(rows)
 
 

@@ -1,6 +1,7 @@
 """A lesson's anatomy as one-line calls: everything a notebook's cells need, from one name.
 
 from labkit.ui import lesson
+lesson.language("zh-CN")                    a translated lesson's own line; lesson.say("... {n} ...", n=n) translates
 lesson.header("...", goals=[...], minutes=15, notebook="06_kv_cache.ipynb")     1  badges, goals, machine
 lab = lesson.setup(); lab                                                       2  pass/fail tile; lab.model
 guess = lesson.predict("How many ...?", unit="tok/s"); guess                    3  predict
@@ -30,6 +31,7 @@ from labkit.ui.quiz import Quiz, quiz
 from labkit.ui.reveal import Reveal, covered, verdict
 from labkit.ui.run_tiles import tiles
 from labkit.ui.source import show_source
+from labkit.ui.words import choose, say
 
 __all__ = [
     "ComponentPicker",
@@ -46,11 +48,13 @@ __all__ = [
     "choice",
     "component",
     "header",
+    "language",
     "note",
     "number",
     "phases",
     "predict",
     "quiz",
+    "say",
     "setup",
     "show_source",
     "slider",
@@ -59,6 +63,11 @@ __all__ = [
     "toggle",
     "verdict",
 ]
+
+
+def language(code: str) -> None:
+    """This page's language, whatever the reader chose for others: the first line of a translated lesson."""
+    choose(code)
 
 
 def table(rows: Any, caption: str = "", *, after: Guess | None = None) -> Any:
@@ -82,7 +91,7 @@ def phases(completion: Any, *, after: Guess | None = None) -> Any:
 
 def note(words: str, *, after: Guess | None = None) -> Any:
     """A sentence set apart: what to notice. `code` and **bold** work. ``after``: the guess it waits for."""
-    body = f'<div class="lk-note">{html.prose(words)}</div>'
+    body = f'<div class="lk-note">{html.prose(say(words))}</div>'
     return HTML(html.page(body)) if after is None else covered(after, lambda: body)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from labkit.ui.words import counted, say
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -22,10 +24,10 @@ class Machine:
         """Short phrases for a row of tags."""
         facts = [
             self.cpu,
-            f"{self.n_cores} core{'s' if self.n_cores != 1 else ''}",
+            counted(self.n_cores, "{n} core", "{n} cores"),
             f"{self.memory_bytes / 1e9:.0f} GB",
         ]
-        facts.append(f"{self.gpu}, {self.gpu_bytes / 1e9:.0f} GB" if self.gpu else "no GPU: the CPU does the work")
+        facts.append(f"{self.gpu}, {self.gpu_bytes / 1e9:.0f} GB" if self.gpu else say("no GPU: the CPU does the work"))
         return facts
 
 
@@ -49,7 +51,7 @@ def _cpu_name() -> str:
                 return " ".join(name.split("@")[0].split())
     except OSError:
         pass
-    return platform.processor() or platform.machine() or "an unnamed CPU"
+    return platform.processor() or platform.machine() or say("an unnamed CPU")
 
 
 def _n_cores() -> int:

@@ -10,6 +10,7 @@ from labkit import registry
 from labkit.perf import workers
 from labkit.ui.runner import Job, Runner, Stopped
 from labkit.ui.session import DEFAULT_MODEL, shelf
+from labkit.ui.words import say
 
 POLL_S = 0.05
 
@@ -30,11 +31,11 @@ class ModelLoader:
     def words(self) -> str:
         """What it is doing, for the status line."""
         job = self._runner.job
-        name = self._wanted.get("name", "the model")
+        name = self._wanted.get("name", say("the model"))
         if self._calibrating:
             return self._calibrating
         taken = f" ({job.elapsed_s:.0f} s)" if job and job.elapsed_s >= 1 else ""
-        return f"{_first_words(name)} {name}{_how(self._wanted)} ...{taken}"
+        return say(_first_words(name), model=f"{name}{_how(self._wanted)}") + taken
 
     def request(self, options: dict[str, Any]) -> None:
         """Begin to load, unless it is at hand. A request during a load is served after it. What would take a
@@ -104,5 +105,5 @@ def _first_words(name: str) -> str:
     from labkit.checkpoint.fetch import cached_path
 
     if name == DEFAULT_MODEL and cached_path() is None:
-        return "Fetching (93 MB, once) and loading"
-    return "Loading"
+        return "Fetching (93 MB, once) and loading {model} ..."
+    return "Loading {model} ..."

@@ -14,6 +14,7 @@ import traitlets
 from labkit.perf.trace import Trace
 from labkit.ui import html
 from labkit.ui.theme import PHASES, STATIC, css_background
+from labkit.ui.words import counted, say
 
 STAGES = {"prefill": "Prefill", "decode": "Decode"}
 
@@ -24,10 +25,12 @@ class PhaseBars(anywidget.AnyWidget):
     _esm = STATIC / "phase_bars.js"
     state = traitlets.Dict().tag(sync=True)
     looks = traitlets.Dict().tag(sync=True)
+    text_label = traitlets.Unicode().tag(sync=True)
 
     def __init__(self) -> None:
         looks = {name: {"background": css_background(look), "ink": look.ink} for name, look in PHASES.items()}
-        super().__init__(looks=looks, state={"stages": [stage_row(None, stage) for stage in STAGES]})
+        label = say("the model's text")
+        super().__init__(looks=looks, text_label=label, state={"stages": [stage_row(None, stage) for stage in STAGES]})
 
     def show(self, trace: Trace | None, **parts: Any) -> None:
         """Draw ``trace`` (None: empty bars). ``parts``: text, prompt, running, tiles."""
@@ -38,7 +41,13 @@ class PhaseBars(anywidget.AnyWidget):
 
 def stage_row(trace: Trace | None, stage: str) -> dict[str, Any]:
     """One bar: its phases' shares of the stage's named time, in pipeline order."""
-    row: dict[str, Any] = {"name": STAGES[stage], "note": "", "total": "", "segments": [], "summary": "nothing yet"}
+    row: dict[str, Any] = {
+        "name": say(STAGES[stage]),
+        "note": "",
+        "total": "",
+        "segments": [],
+        "summary": say("nothing yet"),
+    }
     if trace is None:
         return row
     phases = trace.stage_phases(stage)
@@ -49,12 +58,24 @@ def stage_row(trace: Trace | None, stage: str) -> dict[str, Any]:
     row["total"] = duration(seconds)
     for name, value in phases.items():
         share = value / named_s
-        label = name.replace("_", " ")
-        title = f"{label}: {duration(value)}, {share:.0%} of {stage}"
+        label = phase_words(name)
+        of = (
+            "{phase}: {took}, {share:.0%} of prefill"
+            if stage == "prefill"
+            else "{phase}: {took}, {share:.0%} of decode"
+        )
+        title = say(of, phase=label, took=duration(value), share=share)
         row["segments"].append({"name": name, "label": label, "share": share, "title": title})
-    words = ", ".join(s["title"].split(",")[0] for s in sorted(row["segments"], key=lambda s: -s["share"])[:4])
-    row["summary"] = f"{STAGES[stage]} took {duration(seconds)}. Largest phases: {words}."
+    largest = sorted(phases, key=lambda name: -phases[name])[:4]
+    words = ", ".join(f"{phase_words(name)}: {duration(phases[name])}" for name in largest)
+    took = {"stage": row["name"], "took": row["total"], "phases": words}
+    row["summary"] = say("{stage} took {took}. Largest phases: {phases}.", **took)
     return row
+
+
+def phase_words(name: str) -> str:
+    """A phase's name for people: "lm head" for lm_head."""
+    return say(name.replace("_", " "))
 
 
 def legend_of(trace: Trace) -> list[dict[str, Any]]:
@@ -62,14 +83,14 @@ def legend_of(trace: Trace) -> list[dict[str, Any]]:
     phases = trace.phases
     total = sum(phases.values())
     return [
-        {"name": name, "label": f"{name.replace('_', ' ')} {_percent(value / total)}"}
+        {"name": name, "label": f"{phase_words(name)} {_percent(value / total)}"}
         for name, value in phases.items()
         if value > 0
     ]
 
 
 def _percent(share: float) -> str:
-    return "under 1 %" if share < 0.005 else f"{100 * share:.0f} %"
+    return say("under 1 %") if share < 0.005 else f"{100 * share:.0f} %"
 
 
 def phase_rows(trace: Trace) -> list[dict[str, Any]]:
@@ -77,7 +98,7 @@ def phase_rows(trace: Trace) -> list[dict[str, Any]]:
     stages = {stage: trace.stage_phases(stage) for stage in STAGES}
     rows = [
         {
-            "phase": name.replace("_", " "),
+            "phase": phase_words(name),
             "prefill ms": stages["prefill"].get(name, 0.0) * 1e3,
             "decode ms": stages["decode"].get(name, 0.0) * 1e3,
             "share": f"{seconds / trace.wall_s:.1%}" if trace.wall_s else "–",
@@ -86,7 +107,7 @@ def phase_rows(trace: Trace) -> list[dict[str, Any]]:
     ]
     rest = [(trace.stage_s(stage) - sum(stages[stage].values())) * 1e3 for stage in STAGES]
     share = f"{1 - trace.coverage:.1%}"
-    return [*rows, {"phase": "in no phase", "prefill ms": rest[0], "decode ms": rest[1], "share": share}]
+    return [*rows, {"phase": say("in no phase"), "prefill ms": rest[0], "decode ms": rest[1], "share": share}]
 
 
 def duration(seconds: float) -> str:
@@ -100,8 +121,9 @@ def duration(seconds: float) -> str:
 
 def _note(trace: Trace, stage: str) -> str:
     if stage == "prefill":
-        n = trace.n_prompt_tokens
-        return f"{n:,} prompt token{'s' if n != 1 else ''}, all at once"
+        return counted(trace.n_prompt_tokens, "{n:,} prompt token", "{n:,} prompt tokens, all at once")
     n = sum(step.stage == "decode" for step in trace.steps)
-    each = f", {duration(trace.stage_s(stage) / n)} each" if n else ""
-    return f"{n:,} token{'s' if n != 1 else ''}, one after the other{each}"
+    if not n:
+        return say("no token")
+    each = duration(trace.stage_s(stage) / n)
+    return counted(n, "{n:,} token, {each}", "{n:,} tokens, one after the other, {each} each", each=each)

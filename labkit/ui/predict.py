@@ -16,6 +16,7 @@ import ipywidgets as w
 
 from labkit.ui import controls, html
 from labkit.ui.errors import ErrorBox, guarded, under_test
+from labkit.ui.words import say
 
 WAITING = "The answer waits for your guess above: **Keep my guess**, or **Skip**."
 
@@ -28,16 +29,18 @@ class Guess:
     def __init__(
         self, question: str, *, unit: str = "", choices: Sequence[str] = (), key: str = "", low: float | None = 0.0
     ) -> None:
-        self.question, self.unit, self.key, self.low = question, unit, key, low
+        self.question, self.unit, self.key, self.low = question, say(unit), key, low
         self.guess: Any = None
         self.skipped = False
         self._waiting: list[Callable[[], None]] = []
         self.error = ErrorBox()
         self.note = w.HTML()
         if choices:
-            self.input: Any = w.RadioButtons(options=list(choices), value=None, layout={"width": "auto"})
+            self.input: Any = w.RadioButtons(
+                options=[(say(each), each) for each in choices], value=None, layout={"width": "auto"}
+            )
         else:
-            self.input = w.Text(placeholder="a number", layout={"width": "140px"})
+            self.input = w.Text(placeholder=say("a number"), layout={"width": "140px"})
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the only event that Enter alone sends
                 self.input.on_submit(lambda _: guarded(self.error, self._keep)())
@@ -45,8 +48,10 @@ class Guess:
         field.add_class("lk-field")
         self.keep_button = controls.button("Keep my guess", guarded(self.error, self._keep), primary=True)
         self.skip_button = controls.button("Skip", guarded(self.error, self._skip))
-        suffix = [w.HTML(f'<span class="lk-muted">{escape(unit)}</span>')] if unit and not choices else []
-        head = w.HTML(f'<div class="lk-eyebrow">Predict</div><div class="lk-title">{html.prose(question)}</div>')
+        suffix = [w.HTML(f'<span class="lk-muted">{escape(self.unit)}</span>')] if unit and not choices else []
+        head = w.HTML(
+            f'<div class="lk-eyebrow">{say("Predict")}</div><div class="lk-title">{html.prose(say(question))}</div>'
+        )
         buttons = [self.keep_button, self.skip_button]
         lines = [field, controls.row(*buttons)] if choices else [controls.row(field, *suffix, *buttons, middle=True)]
         self.widget = controls.stack(head, *lines, self.error, self.note, panel=True)
@@ -56,18 +61,19 @@ class Guess:
         if isinstance(self.input, w.Text):
             value = as_number(value)
         if value is None:
-            raise ValueError("there is no guess yet: choose or type one, or press Skip.")
+            raise ValueError(say("there is no guess yet: choose or type one, or press Skip."))
         if isinstance(value, float) and self.low is not None and value < self.low:
-            raise ValueError(f"{html.number(value)} cannot be: the answer is {html.number(self.low)} or more.")
+            wrong = {"guess": html.number(value), "low": html.number(self.low)}
+            raise ValueError(say("{guess} cannot be: the answer is {low} or more.", **wrong))
         self.guess, self.skipped = value, False
         self.error.clear()
-        self._say(f"Kept: <b>{escape(self.text)}</b>. Now run it.")
+        self._say(say("Kept: <b>{guess}</b>. Now run it.", guess=escape(self.text)))
         self._tell()
 
     def _skip(self) -> None:
         self.guess, self.skipped = None, True
         self.error.clear()
-        self._say("Skipped: what answers the question is shown. You can still guess.")
+        self._say(say("Skipped: what answers the question is shown. You can still guess."))
         self._tell()
 
     @property
@@ -91,8 +97,8 @@ class Guess:
     @property
     def text(self) -> str:
         if self.guess is None:
-            return "no guess"
-        return f"{html.number(self.guess)} {self.unit}".strip() if isinstance(self.guess, float) else str(self.guess)
+            return say("no guess")
+        return f"{html.number(self.guess)} {self.unit}".strip() if isinstance(self.guess, float) else say(self.guess)
 
     def verdict(self, actual: float | str) -> str:
         """The guess beside what was measured, in one sentence.
@@ -103,17 +109,23 @@ class Guess:
         """
         unit = f" {self.unit}" if self.unit else ""
         if self.guess is None:
-            return f"It was “{actual}”." if isinstance(actual, str) else f"It was {html.number(actual)}{unit}."
+            if isinstance(actual, str):
+                return say("It was “{answer}”.", answer=say(actual))
+            return say("It was {figure}.", figure=f"{html.number(actual)}{unit}")
         if isinstance(actual, str) or isinstance(self.guess, str):
-            return "You guessed it." if self.guess == actual else f"You guessed “{self.guess}”; it was “{actual}”."
-        found = f"You guessed {html.number(self.guess)}{unit}; it was {html.number(float(actual))}{unit}"
+            if self.guess == actual:
+                return say("You guessed it.")
+            both = {"guess": say(str(self.guess)), "answer": say(str(actual))}
+            return say("You guessed “{guess}”; it was “{answer}”.", **both)
+        found = {"guess": f"{html.number(self.guess)}{unit}", "figure": f"{html.number(float(actual))}{unit}"}
         if self.guess <= 0 or actual <= 0:
-            return f"{found}."
+            return say("You guessed {guess}; it was {figure}.", **found)
         ratio = actual / self.guess
         if math.isclose(ratio, 1, abs_tol=0.1):
-            return f"{found}: well judged."
-        words = f"{ratio:.1f} times as much" if ratio > 1 else f"{1 / ratio:.1f} times less"
-        return f"{found}: {words}."
+            return say("You guessed {guess}; it was {figure}: well judged.", **found)
+        if ratio > 1:
+            return say("You guessed {guess}; it was {figure}: {ratio:.1f} times as much.", ratio=ratio, **found)
+        return say("You guessed {guess}; it was {figure}: {ratio:.1f} times less.", ratio=1 / ratio, **found)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -143,5 +155,5 @@ def as_number(text: str) -> float | None:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{text!r} is not a number: type figures only, such as 12.5.")
+        raise ValueError(say("{text} is not a number: type figures only, such as 12.5.", text=repr(text)))
     return value

@@ -11,6 +11,7 @@ import ipywidgets as w
 
 from labkit.ui import controls, html
 from labkit.ui.errors import ErrorBox, guarded
+from labkit.ui.words import say
 
 N_ITEMS = 3
 
@@ -42,15 +43,17 @@ class Quiz:
         self.check_buttons: list[Any] = []
         blocks = []
         for idx, item in enumerate(self.items):
-            radio = w.RadioButtons(options=list(item.answers), value=None, layout={"width": "100%"})
+            radio = w.RadioButtons(
+                options=[(say(each), each) for each in item.answers], value=None, layout={"width": "100%"}
+            )
             note = w.HTML()
             check = controls.button("Check", guarded(self.error, lambda idx=idx: self._check(idx)))
-            head = w.HTML(f"<div><b>{idx + 1}. {html.prose(item.question)}</b></div>")
+            head = w.HTML(f"<div><b>{idx + 1}. {html.prose(say(item.question))}</b></div>")
             blocks.append(controls.stack(head, radio, controls.row(check), note))
             self.radios.append(radio)
             self.notes.append(note)
             self.check_buttons.append(check)
-        title = w.HTML('<div class="lk-eyebrow">Quiz</div>')
+        title = w.HTML(f'<div class="lk-eyebrow">{say("Quiz")}</div>')
         self.widget = controls.stack(title, *blocks, self.error, panel=True)
 
     @property
@@ -60,13 +63,13 @@ class Quiz:
     def _check(self, idx: int) -> None:
         item, chosen = self.items[idx], self.radios[idx].value
         if chosen is None:
-            self.notes[idx].value = '<div class="lk-muted" role="status">Choose an answer first.</div>'
+            self.notes[idx].value = f'<div class="lk-muted" role="status">{say("Choose an answer first.")}</div>'
             return
         self.given[idx] = chosen
         right = chosen == item.right
         word, kind = ("Right.", "is-right") if right else ("Not quite.", "is-wrong")
-        text = html.prose(_without_mark(item.answers[chosen]))
-        self.notes[idx].value = f'<div class="lk-note {kind}" role="status"><b>{word}</b> {text}</div>'
+        text = html.prose(_without_mark(say(item.answers[chosen])))
+        self.notes[idx].value = f'<div class="lk-note {kind}" role="status"><b>{say(word)}</b> {text}</div>'
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -9,13 +9,14 @@ import ipywidgets as w
 
 from labkit.ui import html
 from labkit.ui.predict import WAITING, Guess
+from labkit.ui.words import say
 
 
 class Reveal(w.VBox):
     """``make()`` gives the widgets to show; it is asked when the guess is settled, and again when it changes."""
 
     def __init__(self, guess: Guess, make: Callable[[], Sequence[Any]]) -> None:
-        super().__init__([w.HTML(html.page(f'<div class="lk-note" role="status">{html.prose(WAITING)}</div>'))])
+        super().__init__([w.HTML(html.page(f'<div class="lk-note" role="status">{html.prose(say(WAITING))}</div>'))])
         self.add_class("lk-reveal")
         self._make = make
         guess.when_settled(self._show)

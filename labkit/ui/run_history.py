@@ -8,8 +8,9 @@ from html import escape
 from labkit.perf.trace import Trace
 from labkit.run import Completion
 from labkit.ui import html
-from labkit.ui.phase_bars import duration
+from labkit.ui.phase_bars import duration, phase_words
 from labkit.ui.theme import css_background, phase_look
+from labkit.ui.words import say
 
 MAX_RUNS = 6
 
@@ -58,19 +59,19 @@ class RunHistory:
         rows = "".join(self._row(record, scale_ms, token_ms) for record in reversed(self.records))
         differing = self.differing
         if len(self.records) == 1:
-            note = "Change a switch and run again: the next run appears beside this one."
+            note = say("Change a switch and run again: the next run appears beside this one.")
         elif differing:
-            note = f"What differs: {', '.join(differing)}. Everything else is the same."
+            note = say("What differs: {names}. Everything else is the same.", names=", ".join(map(say, differing)))
         else:
-            note = "Nothing differs: the spread between these rows is this machine's noise."
+            note = say("Nothing differs: the spread between these rows is this machine's noise.")
         titles = ("run", "what differs", "TTFT", "time per token", "p95", "tok/s", "memory", "text")
         numeric = {"p95", "tok/s", "memory"}
         head = "".join(
-            f'<th scope="col"{" class=is-number" if title in numeric else ""}>{title}</th>' for title in titles
+            f'<th scope="col"{" class=is-number" if title in numeric else ""}>{say(title)}</th>' for title in titles
         )
         return (
-            '<div class="lk-history"><div class="lk-stage-name">Side by side</div>'
-            f'<div class="lk-scroll" tabindex="0" role="group" aria-label="the last runs side by side">'
+            f'<div class="lk-history"><div class="lk-stage-name">{say("Side by side")}</div>'
+            f'<div class="lk-scroll" tabindex="0" role="group" aria-label="{say("the last runs side by side")}">'
             f'<table class="lk-table"><caption>{html.prose(note)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></div>"
         )
@@ -79,7 +80,7 @@ class RunHistory:
         figures, meta = record.trace.summary(), record.trace.meta
         differing = self.differing
         chips = "".join(
-            f'<span class="lk-chip">{escape(name)} <b>{escape(record.words.get(name, "–"))}</b></span>'
+            f'<span class="lk-chip">{escape(say(name))} <b>{escape(record.words.get(name, "–"))}</b></span>'
             for name in differing
         )
         chips = chips or '<span class="lk-muted">–</span>'
@@ -99,11 +100,11 @@ class RunHistory:
     def _same_text(self, record: RunRecord) -> str:
         """Whether an earlier run chose the same tokens: what "lossless" means."""
         if record.completion.finish_reason == "cancelled":
-            return "stopped"
+            return say("stopped")
         for other in self.records[: self.records.index(record)]:
             if other.completion.token_ids == record.completion.token_ids:
-                return f"same as {other.name}"
-        return "its own" if self.records.index(record) else "–"
+                return say("same as {run}", run=other.name)
+        return say("its own") if self.records.index(record) else "–"
 
 
 def letter(idx: int) -> str:
@@ -134,7 +135,7 @@ def _bar(phases: dict[str, float], value_ms: float | None, scale_ms: float) -> s
     total = sum(phases.values()) or 1.0
     pieces = "".join(
         f'<i style="flex:{seconds / total:.4f};background:{css_background(phase_look(name))}" '
-        f'title="{escape(name)}: {escape(duration(seconds))}"></i>'
+        f'title="{escape(phase_words(name))}: {escape(duration(seconds))}"></i>'
         for name, seconds in phases.items()
     )
     width = max(2.0, 100 * value_ms / scale_ms)

@@ -7,6 +7,7 @@ from typing import Any
 from labkit.perf.trace import Trace
 from labkit.ui import html
 from labkit.ui.phase_bars import duration
+from labkit.ui.words import counted, say
 
 
 def tiles(trace: Trace | None) -> list[dict[str, str]]:
@@ -19,24 +20,39 @@ def tiles(trace: Trace | None) -> list[dict[str, str]]:
     total = None if weights is None else weights + (cache or 0)
     size, unit = html.size(total).split(" ") if total is not None else ("–", "")
     return [
-        _tile("Time to first token", figures.get("ttft_ms"), "ms", f"{n_prompt} prompt tokens" if n_prompt else "TTFT"),
-        _tile("Time per token", median, "ms", _spread(figures)),
-        _tile("Speed", figures.get("decode_tok_s"), "tok/s", f"{n_tokens} tokens" if n_tokens else "decode"),
+        _tile(say("Time to first token"), figures.get("ttft_ms"), "ms", _prompt(n_prompt)),
+        _tile(say("Time per token"), median, "ms", _spread(figures)),
+        _tile(say("Speed"), figures.get("decode_tok_s"), "tok/s", _answer(n_tokens)),
         {
-            "label": "Memory",
+            "label": say("Memory"),
             "value": size,
             "unit": unit,
-            "note": "weights + cache" if total is None else f"{html.size(weights)} weights + {html.size(cache)} cache",
+            "note": _held(weights, cache),
         },
     ]
+
+
+def _prompt(n: int | None) -> str:
+    return counted(n, "{n:,} prompt token", "{n:,} prompt tokens") if n else "TTFT"
+
+
+def _answer(n: int | None) -> str:
+    return counted(n, "{n:,} token", "{n:,} tokens") if n else say("decode")
+
+
+def _held(weights: int | None, cache: int | None) -> str:
+    if weights is None:
+        return say("weights + cache")
+    return say("{weights} weights + {cache} cache", weights=html.size(weights), cache=html.size(cache))
 
 
 def _spread(figures: dict[str, Any]) -> str:
     """What stands under the time per token. With a drafter several come at once: the reader waits for a round."""
     p95, together = figures.get("itl_p95_ms"), figures.get("tokens_per_round") or 1.0
     if together > 1.0:
-        return f"{together:.1f} tokens every {duration(figures['round_median_ms'] / 1e3)}"
-    return f"median; p95 {duration(p95 / 1e3)}" if p95 else "ITL, median"
+        every = duration(figures["round_median_ms"] / 1e3)
+        return say("{n:.1f} tokens every {every}", n=together, every=every)
+    return say("median; p95 {p95}", p95=duration(p95 / 1e3)) if p95 else say("ITL, median")
 
 
 def _tile(label: str, value: float | None, unit: str, note: str) -> dict[str, str]:

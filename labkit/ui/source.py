@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.ui import html
+from labkit.ui.words import say
 
 MAX_LINES = 40
 
@@ -37,9 +38,10 @@ def show_source(thing: Any, first: int | str | None = None, last: int | str | No
     at = start + begin
     marks = _highlight("".join(_dedent(shown))).split("\n")
     body = "\n".join(f'<span class="ln" aria-hidden="true">{at + n}</span>{text}' for n, text in enumerate(marks))
+    where = say("{file}, lines {first} to {last}", file=name, first=at, last=at + len(shown) - 1)
     html.show(
-        f'<figure class="lk-source" style="margin:0"><figcaption class="lk-source-name">{escape(str(name))}, '
-        f'lines {at} to {at + len(shown) - 1}</figcaption><pre tabindex="0"><code>{body}</code></pre></figure>'
+        f'<figure class="lk-source" style="margin:0"><figcaption class="lk-source-name">{escape(where)}'
+        f'</figcaption><pre tabindex="0"><code>{body}</code></pre></figure>'
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from labkit.perf.verdict import Finding
 from labkit.ui import html
+from labkit.ui.words import say
 
 
 def finding_note(found: Finding) -> str:
@@ -13,5 +14,5 @@ def finding_note(found: Finding) -> str:
     )
     return (
         f'<div class="lk-note"><b>{html.prose(str(found).splitlines()[0])}</b><ul class="lk-goals">{evidence}</ul>'
-        f'<div class="lk-muted">What would move it</div><ul class="lk-goals">{remedies}</ul></div>'
+        f'<div class="lk-muted">{say("What would move it")}</div><ul class="lk-goals">{remedies}</ul></div>'
     )

@@ -9,6 +9,7 @@ from labkit.perf.cost import decode_cost
 from labkit.perf.formats import cache_nbytes
 from labkit.perf.machine import sheet
 from labkit.perf.memory import weights_nbytes
+from labkit.ui.words import say
 
 
 def llama(n_layers: int, d_model: int, n_heads: int, d_ff: int) -> ModelConfig:
@@ -42,27 +43,33 @@ def claims(our_config: ModelConfig) -> list[dict[str, Any]]:
         weights_nbytes(LLAMA_7B, dtype=dtype, weights=weights) / 1e9
         for dtype, weights in (("fp32", None), ("fp16", None), ("fp16", "int8"), ("fp16", "int4"))
     ]
-    ceiling = [100 / sheet(gpu).ridge("fp16") for gpu in ("A100-80GB", "H200")]
-    needed = [batch_for_mfu(gpu, 0.3) for gpu in ("A100-80GB", "H200")]
+    thirteen = {"n": per_token, "kib": per_token / 1024, "gb": per_token * 4096 / 1e9}
+    gpus = {"a100": "A100-80GB", "h200": "H200"}
+    ceiling = {name: 100 / sheet(gpu).ridge("fp16") for name, gpu in gpus.items()}
+    needed = {name: batch_for_mfu(gpu, 0.3) for name, gpu in gpus.items()}
     return [
         {
-            "claim": "the cache saves 5x or more",
-            "recomputed": f"{recomputation_ratio(0, 300):.0f}x fewer FLOPs over 300 tokens",
-            "caveat": "A ratio of FLOPs. The wall clock depends: a small model on a big GPU may gain nothing.",
+            "claim": say("the cache saves 5x or more"),
+            "recomputed": say("{n:.0f}x fewer FLOPs over 300 tokens", n=recomputation_ratio(0, 300)),
+            "caveat": say("A ratio of FLOPs. The wall clock depends: a small model on a big GPU may gain nothing."),
         },
         {
-            "claim": "a 13B cache is about 1 MB (800 KiB) a token, 4 GB at 4K",
-            "recomputed": f"{per_token:,} B = {per_token / 1024:.0f} KiB; {per_token * 4096 / 1e9:.2f} GB at 4,096",
-            "caveat": f"Only without shared key heads. The model on this page takes {ours:,} B a token.",
+            "claim": say("a 13B cache is about 1 MB (800 KiB) a token, 4 GB at 4K"),
+            "recomputed": say("{n:,} B = {kib:.0f} KiB; {gb:.2f} GB at 4,096", **thirteen),
+            "caveat": say("Only without shared key heads. The model on this page takes {n:,} B a token.", n=ours),
         },
         {
-            "claim": "7B weights: 28 / 14 / 7 / 3.5 GB",
+            "claim": say("7B weights: 28 / 14 / 7 / 3.5 GB"),
             "recomputed": " / ".join(f"{size:.2f}" for size in sizes) + " GB",
-            "caveat": "6.74 billion, not 7; labkit's int8 and int4 hold scales too, and int4 keeps the head in int8.",
+            "caveat": say(
+                "6.74 billion, not 7; labkit's int8 and int4 hold scales too, and int4 keeps the head in int8."
+            ),
         },
         {
-            "claim": "decode runs at 30 % utilisation",
-            "recomputed": f"MFU at batch 1 is at most {ceiling[0]:.2f} % (A100), {ceiling[1]:.2f} % (H200)",
-            "caveat": f"30 % MFU takes a batch of {needed[0]:.0f} (A100) or {needed[1]:.0f} (H200): name the metric.",
+            "claim": say("decode runs at 30 % utilisation"),
+            "recomputed": say("MFU at batch 1 is at most {a100:.2f} % (A100), {h200:.2f} % (H200)", **ceiling),
+            "caveat": say(
+                "30 % MFU takes a batch of {a100:.0f} (A100) or {h200:.0f} (H200): name the metric.", **needed
+            ),
         },
     ]

@@ -28,7 +28,12 @@ from labkit.ui.panels.switches import Settings
 from labkit.ui.runner import Job, Runner
 from labkit.ui.status import StatusLine
 from labkit.ui.verdict_note import finding_note
+from labkit.ui.words import say
 
+WHAT = (
+    "Each phase against this machine's ceilings; then every switch that there is here, forecast for the run you just "
+    "saw and ranked."
+)
 GOALS = [("the whole run", "wall"), ("the first token", "ttft"), ("each later token", "itl"), ("memory", "memory")]
 
 
@@ -52,9 +57,8 @@ class AdviceCard:
         self.advise_button = controls.button("What would help?", guarded(self.error, self.advise))
         self.best_button = controls.button("Run the best", guarded(self.error, self.run_best), primary=True)
         title = w.HTML(
-            '<div class="lk-stage-name">Which ceiling binds, and what would help</div>'
-            '<div class="lk-help">Each phase against this machine\'s ceilings; then every switch that there is here, '
-            "forecast for the run you just saw and ranked.</div>"
+            f'<div class="lk-stage-name">{say("Which ceiling binds, and what would help")}</div>'
+            f'<div class="lk-help">{say(WHAT)}</div>'
         )
         line = controls.row(self.phases_button, self.goal, self.advise_button, self.best_button)
         line.add_class("lk-baseline")
@@ -171,7 +175,8 @@ class AdviceCard:
             self.advice = job.result
             self.ranking.value = ranking(self.advice)
             best = self.advice.best
-            words = f"Best: {best.label}." if best else "No switch gains more than a forecast can be wrong."
+            nothing = "No switch gains more than a forecast can be wrong."
+            words = say("Best: {switch}.", switch=best.label) if best else say(nothing)
             self.status.set("done", words)
         self._lock(False)
         if job.error is not None:

@@ -17,6 +17,17 @@ from labkit.ui.phase_bars import duration
 from labkit.ui.predict import as_number
 from labkit.ui.runner import Job, Runner
 from labkit.ui.status import StatusLine
+from labkit.ui.words import say
+
+WHAT = (
+    "What should this run have taken? The floor is bytes / bandwidth and FLOPs / peak of this machine; the forecast is "
+    "what this engine reaches of it."
+)
+BOUND = {
+    "memory": "Decode is bound by reading memory here.",
+    "compute": "Decode is bound by arithmetic here.",
+    "overhead": "Decode is bound by overhead here.",
+}
 
 
 class ForecastCard:
@@ -34,9 +45,7 @@ class ForecastCard:
         self.button = controls.button("Forecast", guarded(self.error, self.start))
         self.runner = Runner(on_tick=self._tick, on_end=self._end)
         title = w.HTML(
-            '<div class="lk-stage-name">Guess, floor, forecast</div>'
-            '<div class="lk-help">What should this run have taken? The floor is bytes / bandwidth and FLOPs / peak of '
-            "this machine; the forecast is what this engine reaches of it.</div>"
+            f'<div class="lk-stage-name">{say("Guess, floor, forecast")}</div><div class="lk-help">{say(WHAT)}</div>'
         )
         line = controls.row(self.guess, self.button, self.status)
         line.add_class("lk-baseline")
@@ -104,8 +113,7 @@ class ForecastCard:
             self.forecast = job.result
             self._measured.add(self.engine.label())
             self.out.value = html.table(self.rows(job.result, self.completion), "Predicted and measured")
-            bound = {"memory": "reading memory", "compute": "arithmetic", "overhead": "overhead"}
-            self.status.set("done", f"Decode is bound by {bound[job.result.decode.bound]} here.")
+            self.status.set("done", say(BOUND[job.result.decode.bound]))
 
     def rows(self, found: Forecast, completion: Completion) -> list[dict[str, str]]:
         """TTFT, time per token and speed: guess, floor, forecast with its interval, measured."""
@@ -120,10 +128,10 @@ class ForecastCard:
             measured = figures[key]
             rows.append(
                 {
-                    "": name,
+                    "": say(name),
                     "your guess": duration(1 / guess) if guess and stage is found.decode else "–",
                     "floor": duration(stage.floor_s),
-                    "forecast": f"{duration(time.value)} ({duration(time.low)} to {duration(time.high)})",
+                    "forecast": say("{value} ({low} to {high})", **_interval(time)),
                     "measured": "–" if measured is None else duration(measured / 1e3),
                 }
             )
@@ -131,9 +139,15 @@ class ForecastCard:
             {
                 "": "tok/s",
                 "your guess": html.number(guess),
-                "floor": f"at most {html.number(1 / found.decode.floor_s)}" if found.decode.floor_s else "–",
+                "floor": say("at most {speed}", speed=html.number(1 / found.decode.floor_s))
+                if found.decode.floor_s
+                else "–",
                 "forecast": html.number(found.decode_tok_s),
                 "measured": html.number(figures["decode_tok_s"]),
             }
         )
         return rows
+
+
+def _interval(time: Any) -> dict[str, str]:
+    return {name: duration(getattr(time, name)) for name in ("value", "low", "high")}

@@ -28,12 +28,12 @@ def cache_in_turn(lab: Any, *, n_tokens: int = 16) -> Comparison:
 
 def outcome(with_cache: Completion, without: Completion, turns: Comparison) -> str | None:
     """Which of the lesson's guesses came true; None when none of them did."""
-    text = "Same text" if with_cache.token_ids == without.token_ids else "Other text"
+    same = with_cache.token_ids == without.token_ids
     if turns.clear and turns.ratio > 1:
-        return f"{text}, each token takes longer"
+        return "Same text, each token takes longer" if same else "Other text, each token takes longer"
     first, other = (run.trace.ttft_s or 0.0 for run in (with_cache, without))
-    if text == "Same text" and other > LONGER * first:
-        return f"{text}, only the first token takes longer"
+    if same and other > LONGER * first:
+        return "Same text, only the first token takes longer"
     return None
 
 

@@ -21,6 +21,7 @@ from labkit.ui import theme
 from labkit.ui.controls import choice, slider
 from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
+from labkit.ui.words import counted, say, sentences
 
 N_REPEATS = 3
 BATCH_CONTEXT_TOKENS = 64
@@ -47,7 +48,7 @@ def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
     with torch.inference_mode():
         for at, n in enumerate(n_together):
             point = Point("lesson", n) if grows == PROMPT else Point("lesson", 1, BATCH_CONTEXT_TOKENS, n)
-            job.progress(0.3 + 0.7 * at / len(n_together), f"{n} tokens together")
+            job.progress(0.3 + 0.7 * at / len(n_together), counted(n, "one token", "{n} tokens together"))
             seconds = []
             for _ in range(N_REPEATS + 1):  # the first warms up
                 job.check()
@@ -101,7 +102,7 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> R
                 "arrayminus": [d["GFLOP/s"] - d["low"] for d in dots],
                 "thickness": 1,
             },
-            name="measured: " + ("prompt" if found["grows"] == PROMPT else "batch"),
+            name=say("measured: prompt") if found["grows"] == PROMPT else say("measured: batch"),
             mode="lines+markers+text",
             text=[str(d["tokens together"]) for d in dots],
             textposition="bottom right",
@@ -112,20 +113,26 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> R
     def mark(figure: Any, guess: float) -> None:
         if guess > 0:
             at = guess * 2 / _bytes_a_weight(engine)
-            _mark(figure, at, "your guess", color=theme.VERMILION, dash="dash", height=0.08)
+            _mark(figure, at, say("your guess"), color=theme.VERMILION, dash="dash", height=0.08)
 
     last = series[-1]["dots"]
     first, final = last[0], last[-1]
-    summary = (
-        f"From **{first['tokens together']}** to **{final['tokens together']} tokens together** the same weights "
-        f"served {final['FLOP/byte'] / first['FLOP/byte']:.0f} times the arithmetic a byte: MFU went from "
-        f"{first['MFU %']:.1f} % to {final['MFU %']:.0f} %, MBU from {first['MBU %']:.0f} % to {final['MBU %']:.0f} %. "
-        f"The ridge lies at {machine.ridge(dtype):.1f} FLOP a byte."
+    climbed = say(
+        "From **{first}** to **{last} tokens together** the same weights served {times:.0f} times the arithmetic a "
+        "byte: MFU went from {mfu:.1f} % to {last_mfu:.0f} %, MBU from {mbu:.0f} % to {last_mbu:.0f} %.",
+        first=first["tokens together"],
+        last=final["tokens together"],
+        times=final["FLOP/byte"] / first["FLOP/byte"],
+        mfu=first["MFU %"],
+        last_mfu=final["MFU %"],
+        mbu=first["MBU %"],
+        last_mbu=final["MBU %"],
     )
-    if machine.busy:
-        summary += " The ceilings were measured while the machine was busy: take the shares as rough."
+    ridge = say("The ridge lies at {ridge:.1f} FLOP a byte.", ridge=machine.ridge(dtype))
+    rough = "The ceilings were measured while the machine was busy: take the shares as rough."
+    summary = sentences(climbed, ridge, say(rough) if machine.busy else "")
     rows = [{k: v for k, v in d.items() if k not in ("low", "high")} for d in last]
-    caption = f"Measured just now, computed by {engine.backend}; FLOPs and bytes counted"
+    caption = say("Measured just now, computed by {backend}; FLOPs and bytes counted", backend=engine.backend)
     return Result(figure, rows, summary, caption, mark_guess=mark, data=series[-1])
 
 
@@ -138,13 +145,13 @@ def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
         go.Scatter(
             x=xs,
             y=[machine.attainable_flops(x, dtype) / 1e9 for x in xs],
-            name=f"ceiling {'measured here' if machine.measured else 'from the data sheet'}",
+            name=say("ceiling measured here") if machine.measured else say("ceiling from the data sheet"),
             mode="lines",
             line={**theme.series(0)["line"], "width": 3},
         )
     )
-    _mark(figure, ridge, f"ridge {ridge:.1f}", color=theme.NEUTRAL, dash="dot", height=0.02)
-    theme.figure_layout(figure, x="FLOPs a byte (log)", y=f"GFLOP/s in {dtype} (log)", height=430)
+    _mark(figure, ridge, say("ridge {at:.1f}", at=ridge), color=theme.NEUTRAL, dash="dot", height=0.02)
+    theme.figure_layout(figure, x="FLOPs a byte (log)", y=say("GFLOP/s in {dtype} (log)", dtype=dtype), height=430)
     figure.update_xaxes(type="log", range=[log10(low), log10(high)])
     figure.update_yaxes(type="log", range=[log10(peak) - 3, log10(peak) + 0.3])
     return figure
@@ -177,11 +184,11 @@ def ceiling_rows(machine: Machine) -> list[dict[str, Any]]:
         ("read, all threads", machine.read, 1e9, "GB/s"),
         ("read, one thread", machine.read_one_thread, 1e9, "GB/s"),
         ("copy, all threads", machine.copy, 1e9, "GB/s"),
-        *((f"matmul {name}", rate, 1e9, "GFLOP/s") for name, rate in machine.matmul.items()),
+        *((say("matmul {dtype}", dtype=name), rate, 1e9, "GFLOP/s") for name, rate in machine.matmul.items()),
         ("one small operation", machine.dispatch_s, 1e-6, "µs"),
     ]
     return [
-        {"ceiling": name, "figure": rate.value / by, "unit": unit, "spread %": 100 * rate.spread}
+        {"ceiling": say(name), "figure": rate.value / by, "unit": unit, "spread %": 100 * rate.spread}
         for name, rate, by, unit in rows
         if rate is not None
     ]
@@ -199,27 +206,27 @@ def speed_rows(machine: Machine, model: Any, trace: Any) -> list[dict[str, Any]]
     middle = trace.n_prompt_tokens + trace.n_tokens // 2
     step = decode_cost(model.config, middle, dtype=engine.dtype, weights=engine.weights).total
     ceiling = machine.read.value / step.bytes
-    rows: list[dict[str, Any]] = [
-        {"what": "your memory reads (measured)", "figure": machine.read.value / 1e9, "unit": "GB/s"},
-        {"what": "weights and cache, read for each token (counted)", "figure": step.bytes / 1e6, "unit": "MB"},
-        {"what": "your ceiling: one over the other", "figure": ceiling, "unit": "tok/s"},
+    rows: list[tuple[str, float, str]] = [
+        ("your memory reads (measured)", machine.read.value / 1e9, "GB/s"),
+        ("weights and cache, read for each token (counted)", step.bytes / 1e6, "MB"),
+        ("your ceiling: one over the other", ceiling, "tok/s"),
     ]
     if itl:
         speed = len(itl) / sum(itl)
         rows += [
-            {"what": "your run (measured)", "figure": speed, "unit": "tok/s"},
-            {"what": "its share of the ceiling", "figure": 100 * speed / ceiling, "unit": "%"},
+            ("your run (measured)", speed, "tok/s"),
+            ("its share of the ceiling", 100 * speed / ceiling, "%"),
         ]
-    return rows
+    return [{"what": say(what), "figure": figure, "unit": unit} for what, figure, unit in rows]
 
 
 def batch_rows(model: Any, *, contexts: Sequence[int], batches: Sequence[int]) -> list[dict[str, Any]]:
-    """FLOPs a byte of one decode step, counted: a row a context, a column a batch."""
+    """FLOPs a byte of one decode step, counted: a row a context, and after it a column a batch."""
     engine = engine_here(model)
     return [
         {"context": n}
         | {
-            f"batch {b}": decode_cost(
+            say("batch {n}", n=b): decode_cost(
                 model.config, n, n_sequences=b, dtype=engine.dtype, weights=engine.weights
             ).total.intensity
             for b in batches

@@ -7,6 +7,7 @@ from typing import Any
 from labkit.perf.machine import Machine, Rate, sheet
 from labkit.prompts import ready_prompts
 from labkit.ui.exercise import Exercise
+from labkit.ui.words import say
 
 
 def waiting_rows(lab: Any) -> list[dict[str, Any]]:
@@ -21,7 +22,7 @@ def waiting_rows(lab: Any) -> list[dict[str, Any]]:
         trace = lab.pipeline().generate(prompt, max_new_tokens=n_new, ignore_eos=True).trace
         rows.append(
             {
-                "request": name,
+                "request": say(name),
                 "prompt tokens": trace.n_prompt_tokens,
                 "first token after, ms": trace.ttft_s * 1e3,
                 "whole wait, ms": trace.wall_s * 1e3,

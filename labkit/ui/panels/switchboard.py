@@ -20,6 +20,9 @@ from labkit.ui.run_tiles import tiles
 from labkit.ui.runner import Job, Runner
 from labkit.ui.session import shelf
 from labkit.ui.status import StatusLine
+from labkit.ui.words import counted, say, sentences
+
+WHAT = "A real model answers; the bars show where each millisecond goes."
 
 
 class Extra(Protocol):
@@ -138,8 +141,7 @@ class Switchboard:
         if n:
             self.status.set("running", "Decoding", n / most, job.elapsed_s)
         else:
-            many = f"the prompt's {trace.n_prompt_tokens:,} tokens" if trace.n_prompt_tokens else "the prompt"
-            self.status.set("running", f"Prefill: reading {many}", -1, job.elapsed_s)
+            self.status.set("running", _reading(trace.n_prompt_tokens), -1, job.elapsed_s)
 
     def _end(self, job: Job) -> None:
         """The picture and the word first, so that Stop is seen at once; then what takes a little longer."""
@@ -167,7 +169,7 @@ class Switchboard:
         self.history.add(settings.words, completion)
         self.runs.value = self.history.html()
         rows = html.table(phase_rows(completion.trace), "Exclusive milliseconds by phase; together they are the run")
-        self.table.value = f'<details class="lk-twin"><summary>The bars as a table</summary>{rows}</details>'
+        self.table.value = f'<details class="lk-twin"><summary>{say("The bars as a table")}</summary>{rows}</details>'
         for extra in self.extras:
             extra.finished(settings, completion)
 
@@ -222,10 +224,10 @@ class Switchboard:
 
     def _arrange(self) -> w.Box:
         machine = this_machine()
-        where = machine.gpu or f"{machine.cpu}, {machine.n_cores} cores"
+        where = machine.gpu or say("{cpu}, {n} cores", cpu=machine.cpu, n=machine.n_cores)
         head = w.HTML(
-            '<div class="lk-head"><div><div class="lk-title" style="font-size:22px">Switchboard</div>'
-            '<div class="lk-sub">A real model answers; the bars show where each millisecond goes.</div></div>'
+            f'<div class="lk-head"><div><div class="lk-title" style="font-size:22px">{say("Switchboard")}</div>'
+            f'<div class="lk-sub">{say(WHAT)}</div></div>'
             f'<span class="lk-tag">{html.prose(where)}</span></div>'
         )
         answer = controls.stack(
@@ -257,13 +259,20 @@ def _said(settings: Settings | None, n_characters: int = 240) -> str:
     return shown + "\n" if settings.chat else shown
 
 
+def _reading(n_tokens: int) -> str:
+    if not n_tokens:
+        return say("Prefill: reading the prompt")
+    return counted(n_tokens, "Prefill: reading the prompt's one token", "Prefill: reading the prompt's {n:,} tokens")
+
+
 def _ending(completion: Completion) -> tuple[str, str]:
-    n = completion.trace.n_tokens
-    took = f"{n} token{'s' if n != 1 else ''} in {duration(completion.trace.wall_s)}"
-    covered = f"{100 * completion.trace.coverage:.1f} % of the time is in a named phase"
+    trace, meta = completion.trace, completion.trace.meta
+    took = counted(trace.n_tokens, "{n} token in {took}", "{n} tokens in {took}", took=duration(trace.wall_s))
     if completion.finish_reason == "cancelled":
-        return "stopped", f"Stopped after {took}."
-    why = "the model ended its answer" if completion.finish_reason == "stop" else "the length you allowed is reached"
-    meta = completion.trace.meta
-    note = f" Computed by {meta['computed_by']}: {meta['backend_note']}." if meta.get("backend_note") else ""
-    return "done", f"Done: {took}; {why}. {covered}.{note}"
+        return "stopped", say("Stopped after {took}.", took=took)
+    ended, full = "Done: {took}; the model ended its answer.", "Done: {took}; the length you allowed is reached."
+    done = say(ended, took=took) if completion.finish_reason == "stop" else say(full, took=took)
+    covered = say("{share:.1f} % of the time is in a named phase.", share=100 * trace.coverage)
+    why = {"backend": meta.get("computed_by"), "reason": say(meta.get("backend_note") or "")}
+    note = say("Computed by {backend}: {reason}.", **why) if meta.get("backend_note") else ""
+    return "done", sentences(done, covered, note)

@@ -15,6 +15,7 @@ from labkit.model.config import DTYPES
 from labkit.ui import controls
 from labkit.ui.component_picker import ComponentPicker
 from labkit.ui.session import DEFAULT_MODEL
+from labkit.ui.words import say
 
 AUTO = "As the file packs them where the backend computes from that (stored), else unpacked (plain)"
 OWN = ""
@@ -97,7 +98,7 @@ class Switches:
         names = {"kv_cache": "KV cache", "backend": "backend", "sampling": "sampler", "drafter": "drafter"}
         words = {
             "prompt": _title(self.ready),
-            "as": "question" if self.chat.value else "text",
+            "as": say("question") if self.chat.value else say("text"),
             "new tokens": str(self.length.value),
             "model": self.model.value,
             "dtype": self.dtype.value,
@@ -145,12 +146,12 @@ class Switches:
     def say_tokens(self, n_tokens: int | None, room: int | None) -> None:
         """Under the prompt: what the ready-made one shows, and how many tokens it is."""
         shows = "" if self.ready.value == OWN else prompts.ready_prompt(self.ready.value).shows
-        count = "" if n_tokens is None else f"{n_tokens:,} tokens of {room:,}. "
-        self.prompt_note.value = f'<div class="lk-help"><b class="lk-num">{count}</b>{escape(shows)}</div>'
+        count = "" if n_tokens is None else say("{n:,} tokens of {room:,}.", n=n_tokens, room=room)
+        self.prompt_note.value = f'<div class="lk-help"><b class="lk-num">{count}</b> {escape(say(shows))}</div>'
 
 
 def _group(title: str, *children: Any) -> w.Box:
-    box = controls.stack(w.HTML(f'<div class="lk-eyebrow">{title}</div>'), *children)
+    box = controls.stack(w.HTML(f'<div class="lk-eyebrow">{say(title)}</div>'), *children)
     box.add_class("lk-group")
     return box
 

@@ -58,7 +58,7 @@ function render({ model, el }) {
   const tiles = make("dl", "lk-tiles", root);
   const text = make("div", "lk-text", root);
   text.setAttribute("role", "region");
-  text.setAttribute("aria-label", "the model's text");
+  text.setAttribute("aria-label", model.get("text_label"));
   text.tabIndex = 0;
   const [prompt, answer, caret] = ["lk-prompt", "lk-answer", "lk-caret"].map((name) => make("span", name, text));
   const stages = make("div", "lk-stages", root);
@@ -98,7 +98,7 @@ function render({ model, el }) {
         piece.title = segment.title;
         const room = segment.share * width;
         const percent = Math.round(100 * segment.share) + " %";
-        const need = 7.2 * segment.label.length + 14;
+        const need = 7.2 * segment.label.replace(/[^\x00-\u02ff]/g, "xx").length + 14; // a Chinese sign is as wide as two
         put(piece, room > need + 40 ? segment.label + "  " + percent : room > need ? segment.label : "");
       });
     });

@@ -29,19 +29,17 @@ if (!window.labkitAround) {
   }).observe(document.body, { childList: true, subtree: true });
 }
 
-function advice() {
-  const what = document.body.dataset.voila ? "load this page again" : "run the page's cells again, from the top";
-  return `If its kernel was restarted or has ended, this panel hears no more of it: ${what}.`;
-}
-
 function render({ model, el }) {
   el.innerHTML =
     '<div class="labkit-status"><span class="lk-dot" aria-hidden="true"></span><span>' +
     '<span class="lk-status-text" role="status" aria-live="polite"></span><span class="lk-seconds" aria-hidden="true"></span>' +
-    '</span><span class="lk-progress" role="progressbar" aria-label="progress" aria-valuemin="0" aria-valuemax="100"><i></i></span>' +
+    '</span><span class="lk-progress" role="progressbar" aria-valuemin="0" aria-valuemax="100"><i></i></span>' +
     '<span class="lk-advice" role="status" hidden></span></div>';
   const [box, text, seconds, bar, note] = ["div", ".lk-status-text", ".lk-seconds", ".lk-progress", ".lk-advice"].map(
     (s) => el.querySelector(s));
+  const words = model.get("words");
+  bar.setAttribute("aria-label", words.progress);
+  const advice = () => (document.body.dataset.voila ? words.voila : words.notebook);
   let heard = Date.now();
   const waits = () => ["running", "loading"].includes(model.get("state"));
   const draw = () => {
@@ -55,20 +53,25 @@ function render({ model, el }) {
     bar.setAttribute("aria-valuenow", Math.round(100 * Math.max(0, progress)));
     bar.firstChild.style.width = 100 * Math.max(0, Math.min(1, progress)) + "%";
   };
-  const warn = (words) => {
+  const warn = (advised) => {
     if (!waits() || !note.hidden) return;
-    note.textContent = words;
+    note.textContent = advised;
     note.hidden = false;
   };
   // On a restart the page drops its line to the kernel, and says so by this event; elsewhere silence is the sign.
   const cut = () => warn(advice());
   const watch = setInterval(() => {
-    if (Date.now() - heard > QUIET_MS) warn(`No news for ${Math.round((Date.now() - heard) / 1000)} s. ${advice()}`);
+    if (Date.now() - heard > QUIET_MS) {
+      warn(`${words.silence.replace("%", Math.round((Date.now() - heard) / 1000))} ${advice()}`);
+    }
   }, 5000);
   model.on("change", draw);
   model.on("comm_live_update", cut);
   draw();
-  setTimeout(nameSliders, 300);
+  setTimeout(() => {
+    nameSliders();
+    el.closest(".lk-panel")?.setAttribute("lang", words.language);
+  }, 300);
   return () => {
     clearInterval(watch);
     model.off("change", draw);
