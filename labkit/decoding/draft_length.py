@@ -1,9 +1,12 @@
 """How many tokens to guess: a fixed number, or as many as pay, judged from the run's own times.
 
     expected tokens a round   E(n) = (1 - a^(n+1)) / (1 - a)          a: chance that a guess is accepted
-    time of a round           T(n) = v0 + n (s + c)                   v0: a plain step, s: one more row to check,
-                                                                      c: one guess
+    time of a round           T(n) = v0 + n (s(n) + c)                v0: a plain step, c: one guess, s(n): one more row
+                                                                      to check, where there are n
     speed-up                  E(n) v0 / T(n)                          (arXiv 2211.17192, theorem 3.8, with s > 0)
+
+The first row may be nearly free and the second not, so s is measured for each n by itself; until it is, the nearest
+length that was tried speaks for it.
 
 n = 0 is plain decoding, so the best n never loses by this arithmetic. What can lose is to find a, s and c out. That is
 a debt: the time spent over what plain steps would have taken for the same tokens. It may not grow beyond ``MAX_DEBT``
@@ -24,7 +27,7 @@ RECENT = 7
 FORGET = 0.96
 """What an older guess's outcome counts beside the next one's."""
 PRIOR_HITS, PRIOR_TRIALS = 1.2, 2.0
-FIRST_TRY, FIRST_SLOPE = 2, 0.3
+FIRST_TRY, FIRST_SLOPE = 1, 0.2
 """The first draft's length, and what a row more costs until that is known, in plain steps."""
 CHECK_PLAIN_EVERY = 48
 """Rounds with guesses until a plain one measures again: the context grows, and others take the cores."""
@@ -71,7 +74,7 @@ class AutomaticLength:
     def __init__(self, longest: int = 8) -> None:
         self.longest = longest
         self._plain: deque[float] = deque(maxlen=RECENT)
-        self._row: deque[float] = deque(maxlen=RECENT)
+        self._rows: dict[int, deque[float]] = {}
         self._guess: deque[float] = deque(maxlen=RECENT)
         self._hits, self._trials = PRIOR_HITS, PRIOR_TRIALS
         self._spent_s = 0.0
@@ -87,8 +90,7 @@ class AutomaticLength:
         if len(self._plain) < N_PLAIN_FIRST or room < 1 or self._n_since_plain >= CHECK_PLAIN_EVERY:
             return 0
         plain_s = median(self._plain)
-        known = bool(self._row)
-        longest = min(room, self.longest if known else FIRST_TRY)
+        longest = min(room, self.longest if self._rows else FIRST_TRY)
         n = max(range(longest + 1), key=lambda n: expected_tokens(self.acceptance, n) / self._round_s(n, plain_s))
         if n == 0 and self._waited >= self._pause:
             n = 1  # look again: texts change
@@ -106,7 +108,8 @@ class AutomaticLength:
             return
         self._n_since_plain += 1
         plain_s = median(self._plain) if self._plain else verify_s
-        self._row.append(max(0.0, (verify_s - plain_s) / n_proposed))
+        row_s = max(0.0, (verify_s - plain_s) / n_proposed)
+        self._rows.setdefault(n_proposed, deque(maxlen=RECENT)).append(row_s)
         self._guess.append(draft_s / n_proposed)
         for idx in range(min(n_accepted + 1, n_proposed)):
             self._hits = FORGET * self._hits + (idx < n_accepted)
@@ -116,7 +119,10 @@ class AutomaticLength:
         self._waited = 0
 
     def _round_s(self, n: int, plain_s: float) -> float:
-        row = median(self._row) if self._row else FIRST_SLOPE * plain_s / max(n, 1)
+        row = FIRST_SLOPE * plain_s
+        if self._rows:
+            nearest = min(self._rows, key=lambda tried: (abs(tried - n), tried))
+            row = median(self._rows[nearest])
         guess = median(self._guess) if self._guess else 0.0
         return plain_s + n * (row + guess)
 

@@ -9,14 +9,15 @@ import pytest
 from labkit.decoding.draft_length import AutomaticLength, FixedLength, expected_tokens, speedup
 
 
-def simulate(acceptance: float, row: float, guess: float, *, n_tokens: int, seed: int) -> float:
-    """Speed-up over plain decoding of a run in which a plain step takes 1, more or less."""
+def simulate(acceptance: float, row: float, guess: float, *, n_tokens: int, seed: int, later: float = 0.0) -> float:
+    """Speed-up over plain decoding of a run in which a plain step takes 1, more or less. ``later``: what each row after
+    the first costs on top."""
     rng, length = random.Random(seed), AutomaticLength()
     took, made = 0.0, 0
     while made < n_tokens:
         n = length.choose(n_tokens - made - 1)
         n_accepted = next((i for i in range(n) if rng.random() >= acceptance), n)
-        draft_s, verify_s = n * guess, (1 + n * row) * rng.uniform(0.95, 1.05)
+        draft_s, verify_s = n * guess, (1 + n * row + max(0, n - 1) * later) * rng.uniform(0.95, 1.05)
         length.learn(n, n_accepted, draft_s=draft_s, verify_s=verify_s)
         took, made = took + draft_s + verify_s, made + n_accepted + 1
     return made / took
@@ -38,6 +39,14 @@ def test_it_finds_nearly_what_the_best_fixed_length_gives(row, guess, acceptance
     best = max(speedup(acceptance, n, draft_cost=guess, verify_cost=1 + n * row) for n in range(9))
     reached = [simulate(acceptance, row, guess, n_tokens=400, seed=seed) for seed in range(10)]
     assert sum(reached) / 10 > 0.93 * best
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.4, 0.7])
+def test_a_second_row_that_costs_much_does_not_spoil_the_first(acceptance):
+    costs = [1.0, 1.08, 1.56, 2.04]
+    best = max(speedup(acceptance, n, draft_cost=0.1, verify_cost=v) for n, v in enumerate(costs))
+    reached = [simulate(acceptance, 0.08, 0.1, n_tokens=400, seed=seed, later=0.4) for seed in range(10)]
+    assert sum(reached) / 10 > 0.94 * best
 
 
 def test_it_notices_that_a_text_has_become_easy():
