@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,18 @@ LOOK = """panel => ({
     bar => [...bar.children].map(piece => [piece.dataset.key, Math.round(piece.getBoundingClientRect().width)])),
   labels: [...panel.querySelectorAll('.lk-bar')].map(bar => bar.getAttribute('aria-label')),
 })"""
+
+WATCH = f"""(panel, limit) => new Promise((resolve, reject) => {{
+  const look = {LOOK}, seen = new Map(), start = performance.now();
+  const watch = () => {{
+    const now = look(panel);
+    if (['done', 'stopped', 'error'].includes(now.state)) return resolve([...seen.values()]);
+    if (performance.now() - start > limit) return reject(new Error('still ' + now.state + ': ' + now.status));
+    if (now.state === 'running' && now.bars[1]) seen.set(JSON.stringify([now.bars, now.tiles, now.text]), now);
+    setTimeout(watch, 20);
+  }};
+  watch();
+}})"""
 
 STOP = """panel => new Promise((resolve, reject) => {
   const status = panel.querySelector('.labkit-status');
@@ -85,17 +96,8 @@ class Board:
         self.wait("idle", "done", "stopped", "error")
 
     def watch(self) -> list[dict[str, Any]]:
-        """Poll until the run ends; the distinct pictures seen while it ran."""
-        seen: dict[str, dict[str, Any]] = {}
-        deadline = time.monotonic() + RUN_S
-        while True:
-            now = self.look()
-            if now["state"] in ("done", "stopped", "error"):
-                return list(seen.values())
-            assert time.monotonic() < deadline, f"still {now['state']!r}: {now['status']}"
-            if now["state"] == "running" and now["bars"][1]:
-                seen.setdefault(json.dumps([now["bars"], now["tiles"], now["text"]]), now)
-            self.page.wait_for_timeout(40)
+        """Watch from within the page until the run ends; the distinct pictures seen while it ran."""
+        return self.panel.evaluate(WATCH, RUN_S * 1000)
 
 
 def run_all(page: Any) -> None:

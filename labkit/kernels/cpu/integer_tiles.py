@@ -183,15 +183,18 @@ def _named_after(source: Source) -> Callable[[Callable[..., Any]], Any]:
 
 
 def make_ladder(source: Source, tier: tiers.Tier) -> Any:
-    """A tile of MOST, 4, 2 or 1 tokens, the most that there are; returns how many. given: a tile's arguments."""
-    four, two, one = (make_tile(n, source, tier) for n in (4, 2, 1))
+    """A tile of MOST, 4, 3, 2 or 1 tokens, the most that there are; returns how many. given: a tile's arguments."""
+    four, three, two, one = (make_tile(n, source, tier) for n in (4, 3, 2, 1))
 
     @_named_after(source)
     def narrow(n_tokens, given):
         if n_tokens >= 4:
             four(*given)
             return 4
-        if n_tokens >= 2:
+        if n_tokens == 3:  # in turn, two and one would take the weights apart twice
+            three(*given)
+            return 3
+        if n_tokens == 2:
             two(*given)
             return 2
         one(*given)
