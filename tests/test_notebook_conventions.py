@@ -139,6 +139,8 @@ def test_a_lesson_has_its_parts(path):
     assert text.startswith("# "), "the first text is the title"
     everything = "".join(source(cell) for cell in read(path)["cells"])
     assert path.name in everything, "the badges (lesson.header) name the notebook itself"
+    code = "\n".join(source(cell) for _, cell in code_cells(path))
+    assert re.search(r"minutes=\d+,\n\s+level=\"(easy|medium|hard)\"", code), "a header says how long and how hard"
 
 
 @pytest.mark.parametrize("path", DEMOS, ids=name_of)

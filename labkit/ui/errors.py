@@ -37,6 +37,11 @@ def under_test() -> bool:
     return os.environ.get("LABKIT_TEST", "") not in ("", "0")
 
 
+def under_voila() -> bool:
+    """True on a page that others may visit: what is kept there would not be one learner's."""
+    return os.environ.get("SERVER_SOFTWARE", "").startswith("voila")
+
+
 def error_html(error: BaseException) -> str:
     """A friendly box for any exception; its own message stands first, because ours say what to do."""
     kind = type(error).__name__

@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.display import HTML, display
 
-from labkit.ui import html
+from labkit.ui import html, progress
 from labkit.ui.words import counted, say
 
 N_HINTS = 3
@@ -61,6 +61,7 @@ def check(solution: Callable[..., Any], exercise: Exercise) -> Verdict:
     """
     state, message = _judge(solution, exercise)
     exercise.tries += state == "wrong"
+    progress.note(exercise=state == "right")
     display(HTML(html.page(_verdict(state, message, exercise))))
     if state != "right" and os.environ.get("LABKIT_TEST") == "solution":
         raise AssertionError(f"the solution of {exercise.name!r} does not pass: {message}")

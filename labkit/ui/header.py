@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.display import display
 
-from labkit.ui import html
+from labkit.ui import html, progress
 from labkit.ui.language_switch import LanguageSwitch
 from labkit.ui.machine import this_machine
 from labkit.ui.repository import binder_url, colab_url
@@ -18,16 +18,22 @@ from labkit.ui.runner import in_foreground
 from labkit.ui.session import DEFAULT_MODEL, shelf
 from labkit.ui.words import is_fixed, say
 
+LEVELS = ("easy", "medium", "hard")
 
-def header(title: str, *, goals: Sequence[str], minutes: int, notebook: str = "") -> None:
-    """Show a lesson's head: its goals (three of them), its length, links to Colab and Binder, this machine, and a menu
-    of languages where that is the reader's to choose.
+
+def header(title: str, *, goals: Sequence[str], minutes: int, level: str, notebook: str = "") -> None:
+    """Show a lesson's head: its goals (three of them), its length and difficulty, the learner's own progress,
+    links to Colab and Binder, this machine, and a menu of languages where that is the reader's to choose.
 
     ``notebook`` is the file's name, such as "04_pipeline_timed.ipynb"; without it, or while the lab is not published,
     no links are shown.
     """
     if len(goals) != 3:
         raise ValueError(f"a lesson has three goals, got {len(goals)}: name what the reader will be able to do.")
+    if level not in LEVELS:
+        raise ValueError(f"level={level!r}: a lesson is easy, medium or hard.")
+    progress.begin(notebook)
+    kept = f'<div class="lk-muted" style="margin-top:8px">{progress.words(notebook)}</div>' if notebook else ""
     links = ""
     if notebook and colab_url(notebook):
         colab, binder = escape(colab_url(notebook)), escape(binder_url(notebook))
@@ -39,11 +45,11 @@ def header(title: str, *, goals: Sequence[str], minutes: int, notebook: str = ""
     facts = "".join(f'<span class="lk-tag">{escape(fact)}</span>' for fact in this_machine().facts)
     html.show(
         '<div class="lk-card">'
-        f'<div class="lk-eyebrow">labkit · {say("{n} minutes", n=minutes)}</div>'
+        f'<div class="lk-eyebrow">labkit · {say("{n} minutes", n=minutes)} · {say(level)}</div>'
         f'<div class="lk-title" style="font-size:22px;margin-top:2px">{html.prose(say(title))}</div>'
         f'<div style="margin-top:12px" class="lk-muted">{say("When you are through, you can:")}</div>'
         f'<ol class="lk-goals">{"".join(f"<li>{html.prose(say(goal))}</li>" for goal in goals)}</ol>'
-        f'<div class="lk-facts" aria-label="{say("this machine")}">{facts}</div>{links}</div>'
+        f'<div class="lk-facts" aria-label="{say("this machine")}">{facts}</div>{kept}{links}</div>'
     )
     if not is_fixed():
         display(LanguageSwitch())

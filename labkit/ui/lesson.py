@@ -2,7 +2,7 @@
 
 from labkit.ui import lesson
 lesson.language("zh-CN")                    a translated lesson's own line; lesson.say("... {n} ...", n=n) translates
-lesson.header("...", goals=[...], minutes=15, notebook="06_kv_cache.ipynb")     1  badges, goals, machine
+lesson.header("...", goals=[...], minutes=15, level="easy", notebook="06_kv_cache.ipynb")  1  goals, machine
 lab = lesson.setup(); lab                                                       2  pass/fail tile; lab.model
 guess = lesson.predict("How many ...?", unit="tok/s"); guess                    3  predict
 panel = lesson.Experiment("...", work, {"n": lesson.slider(...)}, guess=guess)  4  run

@@ -9,7 +9,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from labkit.ui import controls, html
+from labkit.ui import controls, html, progress
 from labkit.ui.errors import ErrorBox, guarded
 from labkit.ui.words import say
 
@@ -67,6 +67,7 @@ class Quiz:
             return
         self.given[idx] = chosen
         right = chosen == item.right
+        progress.note(quiz=self.score)
         word, kind = ("Right.", "is-right") if right else ("Not quite.", "is-wrong")
         text = html.prose(_without_mark(say(item.answers[chosen])))
         self.notes[idx].value = f'<div class="lk-note {kind}" role="status"><b>{say(word)}</b> {text}</div>'

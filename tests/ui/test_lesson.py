@@ -26,9 +26,9 @@ def shown(capsys) -> str:
 
 
 def test_a_header_has_three_goals():
-    lesson.header("Title", goals=GOALS, minutes=5, notebook="04_pipeline_timed.ipynb")
+    lesson.header("Title", goals=GOALS, minutes=5, level="easy", notebook="04_pipeline_timed.ipynb")
     with pytest.raises(ValueError, match="three goals, got 2"):
-        lesson.header("Title", goals=GOALS[:2], minutes=5)
+        lesson.header("Title", goals=GOALS[:2], minutes=5, level="easy")
 
 
 def test_setup_finds_what_is_here():

@@ -15,16 +15,13 @@ from labkit.diagnose.probes import BUDGETS, plan
 from labkit.diagnose.report import Report
 from labkit.ui import html
 from labkit.ui.controls import choice, text
+from labkit.ui.errors import under_voila
 from labkit.ui.experiment import Experiment, Result
 from labkit.ui.verdict_note import finding_note
 
 ALLOW = "LABKIT_DIAGNOSE_ALLOW"
 """Servers that a Voila page may probe: origins (http://10.0.0.5:8000) with commas between."""
 SAY, SEND = "only say what would be sent", "send it"
-
-
-def under_voila() -> bool:
-    return os.environ.get("SERVER_SOFTWARE", "").startswith("voila")
 
 
 def refused(url: str) -> str | None:
