@@ -20,7 +20,7 @@ from labkit.perf.cost import decode_cost, prefill_cost
 from labkit.perf.formats import bytes_a_weight
 from labkit.perf.machine import Machine
 from labkit.perf.trace import Trace
-from labkit.perf.verdict import Finding, NextStep
+from labkit.perf.verdict import Finding, NextStep, Say
 
 BINDS = 0.5
 """A ceiling that explains this share of the time is the one that binds."""
@@ -40,9 +40,8 @@ class Diagnosis(Finding):
     def stage(self) -> str:
         return self.cause.removesuffix("-bound")
 
-    @property
-    def _why(self) -> str:
-        return f"{super()._why}, and {_BOUND_WORDS[self.bound]}"
+    def why(self, say: Say = str.format) -> str:
+        return say("{cause}, and {bound}", cause=super().why(say), bound=say(_BOUND_WORDS[self.bound]))
 
 
 _BOUND_WORDS = {
@@ -52,11 +51,12 @@ _BOUND_WORDS = {
 }
 
 
-def diagnose(trace: Trace, *, model: Any = None, machine: Machine | None = None) -> Diagnosis:
+def diagnose(trace: Trace, *, model: Any = None, machine: Machine | None = None, say: Say = str.format) -> Diagnosis:
     """What a run's time was spent waiting for.
 
     ``model`` gives exact FLOPs and bytes; without it they are estimated from the trace's own record of the weights.
-    ``machine`` None is this machine, measured once. Raises ValueError when the run made no token.
+    ``machine`` None is this machine, measured once. ``say`` fills in the evidence's sentences. Raises
+    ValueError when the run made no token.
     """
     if trace.ttft_s is None:
         raise ValueError("the run made no token: there is nothing to diagnose. Let it run until the first token.")
@@ -74,7 +74,7 @@ def diagnose(trace: Trace, *, model: Any = None, machine: Machine | None = None)
     peak = machine.peak_flops(dtype if dtype in machine.matmul else "fp32")
     mfu, mbu = flops / (took * peak), n_bytes / (took * machine.read.value)
     bound = "overhead" if max(mfu, mbu) < BINDS else ("compute" if mfu > mbu else "memory")
-    evidence = _evidence(trace, machine, stage, took, mfu, mbu, flops, n_bytes)
+    evidence = _evidence(say, trace, machine, stage, took, mfu, mbu, flops, n_bytes)
     steps = tuple(_next_steps(trace, stage, bound))
     return Diagnosis(f"{stage}-bound", tuple(evidence), steps, bound=bound, mfu=mfu, mbu=mbu)
 
@@ -97,28 +97,48 @@ def _work(trace: Trace, model: Any, stage: str) -> tuple[float, float]:
 
 
 def _evidence(
-    trace: Trace, machine: Machine, stage: str, took: float, mfu: float, mbu: float, flops: float, n_bytes: float
+    say: Say,
+    trace: Trace,
+    machine: Machine,
+    stage: str,
+    took: float,
+    mfu: float,
+    mbu: float,
+    flops: float,
+    n_bytes: float,
 ) -> list[str]:
     itl, ttft = trace.itl_s, trace.ttft_s or 0.0
-    lines = [f"{ttft:.2f} s to the first token, {sum(itl):.2f} s for the {len(itl)} after it."]
-    what = "the prompt" if stage == "prefill" else "a token"
+    waits = "{ttft:.2f} s to the first token, {rest:.2f} s for the {n} after it."
+    lines = [say(waits, ttft=ttft, rest=sum(itl), n=len(itl))]
+    what = say("the prompt") if stage == "prefill" else say("a token")
     rounds = trace.round_s
     if stage == "decode" and len(rounds) < len(itl):
-        what = f"a round of {len(itl) / len(rounds):.1f} tokens" if rounds else "a round"
+        what = say("a round of {n:.1f} tokens", n=len(itl) / len(rounds)) if rounds else say("a round")
     lines.append(
-        f"{flops / 1e9:.3g} GFLOP and {n_bytes / 1e6:,.0f} MB for {what} in {took * 1e3:,.0f} ms: MFU {mfu:.0%}, "
-        f"MBU {mbu:.0%} of what {machine.name} does ({'measured here' if machine.measured else 'data sheet'})."
+        say(
+            "{gflop:.3g} GFLOP and {mb:,.0f} MB for {what} in {ms:,.0f} ms: MFU {mfu:.0%}, MBU {mbu:.0%} of what "
+            "{machine} does ({source}).",
+            gflop=flops / 1e9,
+            mb=n_bytes / 1e6,
+            what=what,
+            ms=took * 1e3,
+            mfu=mfu,
+            mbu=mbu,
+            machine=machine.name,
+            source=say("measured here") if machine.measured else say("data sheet"),
+        )
     )
     phases = trace.stage_phases(stage)
     if phases:
         total = sum(phases.values())
-        top = sorted(phases, key=lambda name: -phases[name])[:2]
-        lines.append("Most of it in " + " and ".join(f"{name} ({phases[name] / total:.0%})" for name in top) + ".")
+        top = [f"{name} ({phases[name] / total:.0%})" for name in sorted(phases, key=lambda name: -phases[name])[:2]]
+        both, one = "Most of it in {first} and {second}.", "Most of it in {first}."
+        lines.append(say(both, first=top[0], second=top[1]) if len(top) == 2 else say(one, first=top[0]))
     growth = _growth(rounds)
     if stage == "decode" and growth > GROWTH:
-        lines.append(f"The last tokens took {growth:.1f} times the first: the context is felt.")
+        lines.append(say("The last tokens took {growth:.1f} times the first: the context is felt.", growth=growth))
     if machine.busy:
-        lines.append("The ceilings were measured on a busy machine: take these shares as rough.")
+        lines.append(say("The ceilings were measured on a busy machine: take these shares as rough."))
     return lines
 
 

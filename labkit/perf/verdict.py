@@ -7,8 +7,13 @@ from a trace and this machine's ceilings; ``labkit.diagnose`` from what can be s
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+Say = Callable[..., str]
+"""Fills figures into a sentence by name, perhaps in another language; ``str.format`` is plain English."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,14 @@ class NextStep:
 
     @property
     def text(self) -> str:
-        words, colon, why = REMEDIES[self.remedy].partition(":")
+        return self.said()
+
+    def said(self, say: Say = str.format) -> str:
+        """The step in a sentence: what, by which switch, why, and what it gains."""
+        words, why = re.split("(?=[:：])|$", say(REMEDIES[self.remedy]), maxsplit=1)
         how = f" ({self.how})" if self.how else ""
-        gain = f" [about {self.gain:.1f} times]" if self.gain is not None and self.gain >= 1.05 else ""
-        return f"{words}{how}{colon}{why}{gain}."
+        gain = say(" [about {gain:.1f} times]", gain=self.gain) if self.gain is not None and self.gain >= 1.05 else ""
+        return say("{step}.", step=f"{words}{how}{why}{gain}")
 
 
 @dataclass(frozen=True)
@@ -96,19 +105,24 @@ class Finding:
     @property
     def title(self) -> str:
         """The finding in one line."""
-        return f"{self._why} ({self.cause})"
+        return f"{self.why()} ({self.cause})"
 
-    @property
-    def _why(self) -> str:
-        return CAUSES[self.cause].title
+    def why(self, say: Say = str.format) -> str:
+        """The cause in words."""
+        return say(CAUSES[self.cause].title)
+
+    def headline(self, say: Say = str.format) -> str:
+        """What the user notices, why, and how sure that is."""
+        symptom = say(self.symptom).capitalize()
+        head = say("{symptom}: {why} ({cause}).", symptom=symptom, why=self.why(say), cause=self.cause)
+        return head if self.confidence >= 1 else head + say(" [{share:.0%} sure]", share=self.confidence)
 
     @property
     def remedies(self) -> tuple[str, ...]:
         return tuple(step.text for step in self.next_steps)
 
     def __str__(self) -> str:
-        sure = "" if self.confidence >= 1 else f" [{self.confidence:.0%} sure]"
-        lines = [f"{self.symptom.capitalize()}: {self.title}.{sure}", *(f"  - {line}" for line in self.evidence)]
+        lines = [self.headline(), *(f"  - {line}" for line in self.evidence)]
         return "\n".join([*lines, "What would move it:", *(f"  - {line}" for line in self.remedies)])
 
     def to_dict(self) -> dict[str, Any]:

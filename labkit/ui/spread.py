@@ -11,6 +11,7 @@ from labkit.perf import hardware
 from labkit.perf.cost import Cost
 from labkit.perf.forecast import peak_dtype
 from labkit.perf.machine import Machine
+from labkit.ui.words import say
 
 CEILING = "ceiling"
 """In the name of each line that stands for what cannot be passed: a reader, and a test, find it by this word."""
@@ -34,7 +35,11 @@ def error_bars(turns: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def this_machine(job: Any, model: Any) -> Machine:
     """The ceilings of the model's device: read back, or measured now, which ``job`` shows."""
-    return hardware.machine(model.device.type, progress=lambda share, what: job.progress(share, f"once: {what}"))
+
+    def told(share: float, what: str) -> None:
+        job.progress(share, say("once: {what}", what=what))
+
+    return hardware.machine(model.device.type, progress=told)
 
 
 def least_s(machine: Machine, model: Any, cost: Cost) -> float:

@@ -10,9 +10,10 @@ from labkit.ui.words import say
 def finding_note(found: Finding) -> str:
     """HTML; every text is escaped, because a server may have written parts of it."""
     evidence, remedies = (
-        "".join(f"<li>{html.prose(line)}</li>" for line in lines) for lines in (found.evidence, found.remedies)
+        "".join(f"<li>{html.prose(line)}</li>" for line in lines)
+        for lines in (found.evidence, [step.said(say) for step in found.next_steps])
     )
     return (
-        f'<div class="lk-note"><b>{html.prose(str(found).splitlines()[0])}</b><ul class="lk-goals">{evidence}</ul>'
+        f'<div class="lk-note"><b>{html.prose(found.headline(say))}</b><ul class="lk-goals">{evidence}</ul>'
         f'<div class="lk-muted">{say("What would move it")}</div><ul class="lk-goals">{remedies}</ul></div>'
     )

@@ -9,11 +9,15 @@ import pytest
 import labkit
 from labkit import prompts, registry
 from labkit.model.config import DTYPES
+from labkit.perf.diagnosis import diagnose
+from labkit.perf.machine import sheet
+from labkit.perf.trace import Trace
 from labkit.ui import lesson, words
 from labkit.ui.language_switch import LanguageSwitch
 from labkit.ui.machine import this_machine
 from labkit.ui.panels.switchboard import Switchboard
 from labkit.ui.session import shelf
+from labkit.ui.verdict_note import finding_note
 from tests.ui.visible import of_html, of_widget
 
 TERMS = "token TTFT ITL KV GPU CPU GPTQ AWQ Python PyTorch labkit ffn norm lm head dtype auto Language"
@@ -78,6 +82,21 @@ def test_the_parts_of_a_lesson(capsys):
     shown = [*of_widget(guess.widget), *of_html(lab._repr_html_()), *of_widget(LanguageSwitch())]
     assert english_in(shown) <= {"English"} | set(re.findall(r"[a-z]+", "torch"))
     assert guess.verdict(6.0) == "你猜的是 3.00 tok/s，结果是 6.00 tok/s：是你所猜的 2.0 倍。"
+
+
+def test_a_finding_about_a_run():
+    steps = (0.0, 0.1, 0.2, 0.3)
+    trace = Trace((), steps, 0.3, meta={"dtype": "fp32", "weights_bytes": 100_000_000, "kv_cache": "none"})
+    found = diagnose(trace, machine=sheet("T4"), say=words.say)
+    shown = list(of_html(finding_note(found)))
+    assert english_in(shown, {sheet("T4").name, found.cause}) <= {
+        "GFLOP",
+        "MFU",
+        "MBU",
+        "cache",
+    }  # a switch as code takes it
+    assert "输出慢" in shown[0]
+    assert "Slow to stream" in str(diagnose(trace, machine=sheet("T4")))
 
 
 def test_the_menu_of_languages_keeps_the_choice(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 import labkit
 from labkit import registry
+from labkit.perf.verdict import CAUSES, REMEDIES
 from labkit.prompts import ready_prompts
 from labkit.ui import words
 from tests.ui.prose import sentences_of, strings_of
@@ -22,7 +23,7 @@ CHINESE = "zh-CN"
 ENTRIES = words.catalogue(CHINESE).words
 
 NOT_YET = {
-    *("spread.py", "panels/cache_toggle.py", "panels/reversals.py", "panels/token_bill.py"),
+    *("panels/cache_toggle.py", "panels/token_bill.py"),
     *("panels/attention.py", "panels/batching.py", "panels/capstone.py"),
     *("panels/inside.py", "panels/kv_cache.py"),
     *("panels/long_context.py", "panels/mystery.py", "panels/own_server.py", "panels/paging.py"),
@@ -69,6 +70,21 @@ def test_every_component_and_ready_made_prompt_is_in_the_catalogue():
     said = [info.summary for info in infos] + [option.help for info in infos for option in info.options]
     said += [text for prompt in ready_prompts() for text in (prompt.title, prompt.shows)]
     assert not [text for text in dict.fromkeys(said) if text and text not in ENTRIES]
+
+
+def test_every_cause_and_remedy_is_in_the_catalogue():
+    said = [*REMEDIES.values(), *(text for cause in CAUSES.values() for text in (cause.title, cause.symptom))]
+    assert not [text for text in said if text not in ENTRIES]
+
+
+@pytest.mark.parametrize("name", ["machine", "diagnosis", "verdict"])
+def test_what_the_rooms_below_let_be_said_is_in_the_catalogue(name):
+    """They import nothing of the pages: whoever shows their sentences hands them ``say``."""
+    tree = ast.parse((ROOT / "labkit" / "perf" / f"{name}.py").read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "say"]
+    said = [call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)]
+    assert said
+    assert not [text for text in said if text not in ENTRIES]
 
 
 @pytest.mark.parametrize("english", ENTRIES)

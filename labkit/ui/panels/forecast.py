@@ -16,6 +16,7 @@ from labkit.decoding.replay import replay
 from labkit.perf import advice as advising
 from labkit.perf import hardware
 from labkit.perf import rates as rates_module
+from labkit.perf.diagnosis import diagnose
 from labkit.perf.drafting import Outlook
 from labkit.perf.forecast import Forecast, forecast
 from labkit.perf.probe import Engine, engine_of
@@ -189,7 +190,7 @@ class AdviceCard:
         _, _, trace = self._subject()
         self.forecast = found
         self.table.value = comparison(found, trace)
-        self.diagnosis.value = finding_note(trace.diagnose(model=self._model, machine=found.machine))
+        self.diagnosis.value = finding_note(diagnose(trace, model=self._model, machine=found.machine, say=say))
         self.status.set("done", verdict(found, trace))
         if self._before is not None:
             self.side_by_side.value = side_by_side(*self._before, found, trace)

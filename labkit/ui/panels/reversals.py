@@ -15,9 +15,7 @@ import torch
 
 from labkit.kvcache import Sliding
 from labkit.model.config import dtype_name
-from labkit.perf.busy import BusyWatch
 from labkit.perf.cost import decode_cost, step_cost
-from labkit.perf.machine import BUSY_SHARE
 from labkit.perf.probe import Bench, Point, engine_of
 from labkit.prompts import ready_prompts
 from labkit.ui import spread, theme
@@ -26,52 +24,8 @@ from labkit.ui.controls import choice, slider
 from labkit.ui.experiment import Experiment, Result
 from labkit.ui.panels.attention import crossing
 from labkit.ui.panels.roofline import engine_here
-
-N_TURNS = 3
-ROUGH = " Other programs were busy meanwhile: take it as rough."
-Turns = dict[str, list[Any]]
-
-
-def take_turns(job: Any, contenders: Mapping[str, Callable[[], Any]]) -> tuple[Turns, bool]:
-    """Every contender's values, measured A B C A B C ...; and whether other programs were busy meanwhile."""
-    found: Turns = {name: [] for name in contenders}
-    with BusyWatch() as watch, torch.inference_mode():
-        for turn in range(N_TURNS):
-            for idx, (name, measure) in enumerate(contenders.items()):
-                at = (turn * len(contenders) + idx) / (N_TURNS * len(contenders))
-                job.progress(at, f"turn {turn + 1} of {N_TURNS}: {name}")
-                found[name].append(measure())
-    return found, watch.share > BUSY_SHARE
-
-
-def bars(turns: Turns, least: Sequence[float], unit: str) -> go.Figure:
-    """One bar a contender: median, range, and the least that this machine's ceilings allow."""
-    names = list(turns)
-    middle = [median(values) for values in turns.values()]
-    error = spread.error_bars(list(turns.values()))
-    figure = go.Figure(
-        [
-            go.Bar(x=names, y=middle, error_y=error, name="measured: median and range", marker={"color": theme.BLUE}),
-            go.Scatter(
-                x=names,
-                y=list(least),
-                name="ceiling: no faster on this machine",
-                mode="markers",
-                marker={"symbol": "line-ew-open", "size": 42, "line": {"width": 3}, "color": theme.VERMILION},
-            ),
-        ]
-    )
-    theme.figure_layout(figure, x="", y=unit, height=340)
-    return figure.update_yaxes(rangemode="tozero")
-
-
-def rows_of(turns: Turns, unit: str) -> list[dict[str, Any]]:
-    """The same as a table."""
-    return [
-        {"what": name, f"median, {unit}": median(all_), "lowest": min(all_), "highest": max(all_), "turns": len(all_)}
-        for name, all_ in turns.items()
-    ]
-
+from labkit.ui.turns import ROUGH, bars, rows_of, take_turns
+from labkit.ui.words import counted, say, sentences
 
 # --- 03: a window
 
@@ -79,34 +33,42 @@ def rows_of(turns: Turns, unit: str) -> list[dict[str, Any]]:
 def window(lab: Any, job: Any, *, n_kept: int, longest: int) -> Result:
     """Attention's part of attention + FFN in a step of 16 tokens, by how many came before: all of them in view, or a
     window of ``n_kept``. The keys are random; a step takes as long whatever they are."""
-    model, names = lab.model, {"the whole past": "contiguous", f"the last {n_kept}": Sliding(n_kept, 4)}
+    model, names = lab.model, {say("the whole past"): "contiguous", say("the last {n}", n=n_kept): Sliding(n_kept, 4)}
     pasts = [n for n in (128, 512, 1024, 2048, 4096) if n <= longest]
     machine = spread.this_machine(job, model)
     contenders: dict[str, Callable[[], float]] = {}
     for name, kind in names.items():
         bench = Bench(model.config, engine_of(model, kv_cache=kind, backend="reference"), transformer=model.transformer)
         for n in pasts:
-            contenders[f"{name}, {n:,} tokens"] = lambda bench=bench, n=n: _share(bench.sample(Point("lesson", 16, n)))
+            contenders[_at(name, n)] = lambda bench=bench, n=n: _share(bench.sample(Point("lesson", 16, n)))
     turns, busy = take_turns(job, contenders)
     figure, data, rows = go.Figure(), {"busy": busy, "n_kept": n_kept, "lengths": pasts}, rows_of(turns, "%")
     for idx, name in enumerate(names):
-        mine = [turns[f"{name}, {n:,} tokens"] for n in pasts]
+        mine = [turns[_at(name, n)] for n in pasts]
         middle = [median(values) for values in mine]
         at = [float(n) for n in pasts]
         data["window" if idx else "whole"] = {"share": middle, "crossing": crossing(at, middle, 50.0)}
         figure.add_scatter(
-            x=pasts, y=middle, error_y=spread.error_bars(mine), name=f"measured: {name}", **theme.series(idx)
+            x=pasts,
+            y=middle,
+            error_y=spread.error_bars(mine),
+            name=say("measured: {what}", what=name),
+            **theme.series(idx),
         )
     least = []
     for n in pasts:
         step = step_cost(model.config, n_new=16, n_past=n, dtype=dtype_name(model.dtype))
         a, f = (spread.least_s(machine, model, step.phases[name]) for name in ("attention", "ffn"))
         least.append(100 * a / (a + f))
-    figure.add_scatter(x=pasts, y=least, name="whole past, both at their ceilings", **theme.series(2))
+    figure.add_scatter(x=pasts, y=least, name=say("whole past, both at their ceilings"), **theme.series(2))
     theme.figure_layout(figure, x="tokens that came before (log)", y="attention's part of attention + FFN (%)")
     figure.update_xaxes(type="log", tickvals=pasts, ticktext=[f"{n:,}" for n in pasts])
-    figure.add_hline(y=50, line={"color": theme.NEUTRAL, "dash": "dot"}, annotation_text="half")
+    figure.add_hline(y=50, line={"color": theme.NEUTRAL, "dash": "dot"}, annotation_text=say("half"))
     return Result(figure, rows, said_of_window(data), "Attention's part, three turns each", data=data)
+
+
+def _at(name: str, n: int) -> str:
+    return say("{what}, {n:,} tokens", what=name, n=n)
 
 
 def _share(phases: Mapping[str, float]) -> float:
@@ -117,21 +79,25 @@ def said_of_window(data: Mapping[str, Any]) -> str:
     """Whether a window took the crossing away."""
     whole, kept, longest = data["whole"]["crossing"], data["window"]["crossing"], data["lengths"][-1]
     ends = data["whole"]["share"][-1], data["window"]["share"][-1]
-    last = f"After {longest:,} tokens attention took {ends[0]:.0f} % with the whole past and {ends[1]:.0f} % with the"
-    last += f" last {data['n_kept']}."
+    took = (
+        "After {n:,} tokens attention took {whole:.0f} % with the whole past and {kept:.0f} % with the last {window}."
+    )
+    last = say(took, n=longest, whole=ends[0], kept=ends[1], window=data["n_kept"])
     if whole is None:
-        turned = f"Nothing to turn round: even with the whole past attention stayed the lighter half up to {longest:,}."
+        lighter = "Nothing to turn round: even with the whole past attention stayed the lighter half up to {n:,}."
+        turned = say(lighter, n=longest)
     elif kept is None:
-        turned = f"**Turned round**: attention overtakes the FFN by {whole:,.0f} tokens, and with the window never."
+        never = "**Turned round**: attention overtakes the FFN by {n:,.0f} tokens, and with the window never."
+        turned = say(never, n=whole)
     else:
-        turned = "**Not turned round here**: attention overtakes with the window too."
-    return f"{turned} {last}{ROUGH if data['busy'] else ''}"
+        turned = say("**Not turned round here**: attention overtakes with the window too.")
+    return sentences(turned, last, say(ROUGH) if data["busy"] else "")
 
 
 def window_panel(lab: Any) -> Experiment:
     fields = {
-        "n_kept": choice("The window keeps", [(f"{n} tokens", n) for n in (64, 128, 512)], 128),
-        "longest": choice("Longest past", [(f"{n:,} tokens", n) for n in (1024, 2048, 4096)], 2048),
+        "n_kept": choice("The window keeps", [(say("{n:,} tokens", n=n), n) for n in (64, 128, 512)], 128),
+        "longest": choice("Longest past", [(say("{n:,} tokens", n=n), n) for n in (1024, 2048, 4096)], 2048),
     }
     return _panel("Does a window keep attention below the FFN?", window, lab, fields)
 
@@ -148,14 +114,14 @@ def short_answer(lab: Any, job: Any, *, prompt: str, n_tokens: int) -> Result:
         made[kind] = lab.pipeline(kv_cache=kind, backend="reference").generate(prompt, **options).trace
         return made[kind].wall_s * 1e3
 
-    kinds = {"no cache": "none", "KV cache": "contiguous"}
+    kinds = {say("no cache"): "none", say("KV cache"): "contiguous"}
     turns, busy = take_turns(job, {name: lambda kind=kind: whole(kind) for name, kind in kinds.items()})
     n_prompt, dtype = made["none"].n_prompt_tokens, dtype_name(lab.model.dtype)
     least = [sum(_least_ms(machine, lab.model, n_prompt, n_tokens, kind, dtype)) for kind in kinds.values()]
     found = Comparison(turns, "ms", 1.0 if busy else 0.0)
     kept = made["contiguous"].meta["kv_cache_bytes"]
     data = {"comparison": found, "n_tokens": n_tokens, "bytes": kept}
-    figure = bars(turns, least, f"ms for an answer of {n_tokens}")
+    figure = bars(turns, least, say("ms for an answer of {n}", n=n_tokens))
     return Result(figure, rows_of(turns, "ms"), said_of_short(data), "Three turns each", data=data)
 
 
@@ -168,13 +134,13 @@ def _least_ms(machine: Any, model: Any, n_prompt: int, n_new: int, kind: str, dt
 def said_of_short(data: Mapping[str, Any]) -> str:
     """Whether so short an answer took the cache's gain away."""
     found, n = data["comparison"], data["n_tokens"]
-    answer = "one token" if n == 1 else f"{n} tokens"
+    answer, held = counted(n, "one token", "{n:,} tokens"), ""
     if found.clear and found.ratio < 1:
-        turned = f"**Not turned round**: with an answer of {answer} the cache pays already."
+        turned = say("**Not turned round**: with an answer of {answer} the cache pays already.", answer=answer)
     else:
-        turned = f"**Turned round**: for an answer of {answer} the cache gained nothing"
-        turned += f", and it holds {data['bytes'] / 1e6:.1f} MB." if data["bytes"] else "."
-    return f"{turned} {found.words()}"
+        turned = say("**Turned round**: for an answer of {answer} the cache gained nothing.", answer=answer)
+        held = say("It holds {mb:.1f} MB.", mb=data["bytes"] / 1e6) if data["bytes"] else ""
+    return sentences(turned, held, found.words())
 
 
 def short_panel(lab: Any) -> Experiment:
@@ -204,7 +170,8 @@ def long_context(lab: Any, job: Any, *, n_together: int, n_past: int) -> Result:
     turns, busy = take_turns(job, contenders)
     gains = {past: _gain(turns[f"1 x {past:,}"], turns[f"{n_together} x {past:,}"]) for past in (64, n_past)}
     data = {"gains": gains, "n_together": n_together, "n_past": n_past, "busy": busy}
-    figure = bars(turns, least, "ms a token").update_xaxes(title_text="sequences together x tokens of context")
+    title = say("sequences together x tokens of context")
+    figure = bars(turns, least, "ms a token").update_xaxes(title_text=title)
     return Result(figure, rows_of(turns, "ms a token"), said_of_context(data), "Three turns each", data=data)
 
 
@@ -217,21 +184,21 @@ def _gain(alone: Sequence[float], together: Sequence[float]) -> tuple[float, flo
 def said_of_context(data: Mapping[str, Any]) -> str:
     """Whether a long context took the batch's gain away."""
     (near, near_low, _), (far, _, far_high) = (data["gains"][past] for past in (64, data["n_past"]))
-    n, context = data["n_together"], f"{data['n_past']:,}"
-    both = f"{n} together gave {near:.1f} times the tokens a second at a context of 64, {far:.1f} times at {context}."
+    gave = "{n} together gave {near:.1f} times the tokens a second at a context of 64, {far:.1f} times at {context:,}."
+    both = say(gave, n=data["n_together"], near=near, far=far, context=data["n_past"])
     if far_high >= near_low:
-        turned = "**Not turned round here**: the turns do not tell the two gains apart."
+        turned = say("**Not turned round here**: the turns do not tell the two gains apart.")
     elif far <= 1 + ALIKE:
-        turned = "**Turned round**: at the long context the batch gained nothing."
+        turned = say("**Turned round**: at the long context the batch gained nothing.")
     else:
-        turned = "**Partly**: the long context took some of the gain, not all."
-    return f"{turned} {both}{ROUGH if data['busy'] else ''}"
+        turned = say("**Partly**: the long context took some of the gain, not all.")
+    return sentences(turned, both, say(ROUGH) if data["busy"] else "")
 
 
 def context_panel(lab: Any) -> Experiment:
     fields = {
         "n_together": choice("Together", [2, 4], 4),
-        "n_past": choice("Long context", [(f"{n:,} tokens", n) for n in (256, 1024, 2048)], 1024),
+        "n_past": choice("Long context", [(say("{n:,} tokens", n=n), n) for n in (256, 1024, 2048)], 1024),
     }
     return _panel("Does a batch still pay at a long context?", long_context, lab, fields)
 
@@ -255,7 +222,13 @@ def smaller(lab: Any, job: Any, *, n_past: int, backend: str) -> Result:
     turns, busy = take_turns(job, contenders)
     data = {"turns": turns, "busy": busy, "n_past": n_past}
     figure = bars(turns, least, "ms for the next token")
-    return Result(figure, rows_of(turns, "ms"), said_of_smaller(data), f"Computed by {engine.backend}", data=data)
+    return Result(
+        figure,
+        rows_of(turns, "ms"),
+        said_of_smaller(data),
+        say("Computed by {backend}", backend=engine.backend),
+        data=data,
+    )
 
 
 def said_of_smaller(data: Mapping[str, Any]) -> str:
@@ -264,12 +237,13 @@ def said_of_smaller(data: Mapping[str, Any]) -> str:
     for kind in ("int8", "int4"):
         found = Comparison({"contiguous": full, kind: data["turns"][kind]})
         if not found.clear:
-            said.append(f"**{kind}** is smaller, and no slower and no faster that these turns could tell.")
+            words = "**{kind}** is smaller, and no slower and no faster that these turns could tell."
         elif found.ratio > 1:
-            said.append(f"**{kind}** is smaller and **slower**: {found.ratio:.2f} times the time of the full cache.")
+            words = "**{kind}** is smaller and **slower**: {ratio:.2f} times the time of the full cache."
         else:
-            said.append(f"**{kind}** is smaller and **faster**: {found.ratio:.2f} times the time of the full cache.")
-    return " ".join(said) + (ROUGH if data["busy"] else "")
+            words = "**{kind}** is smaller and **faster**: {ratio:.2f} times the time of the full cache."
+        said.append(say(words, kind=kind, ratio=found.ratio))
+    return sentences(*said, say(ROUGH) if data["busy"] else "")
 
 
 def smaller_panel(lab: Any) -> Experiment:
