@@ -5,6 +5,7 @@
     AWQ, GEMM             qweight (K, N/8), qzeros (G, N/8): nibble i of a word is column 8 j + [0 2 4 6 1 3 5 7][i]
     compressed-tensors    pack-quantized: weight_packed (N, K b/32), weight_scale (N, G), weight_shape,
                           weight_zero_point (N b/32, G) packed along the outputs or (N, G), weight_g_idx (K)
+    auto-round            one of the first two, without g_idx; its packing_format says which
 
 Everywhere w = s[g] (q - z[g]). Each becomes ``grid.Groups``, checked before it is believed.
 """
@@ -26,6 +27,15 @@ from labkit.quant.grid import Groups
 
 BITS = (2, 3, 4, 8)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+AUTO_ROUND = {
+    "auto_round": ("gptq", 0),
+    "auto_round:gptqmodel": ("gptq", 0),
+    "auto_round:auto_gptq": ("gptq", 1),
+    "auto_round:gptq": ("gptq", 1),
+    "auto_round:auto_awq": ("awq", 0),
+    "auto_round:awq": ("awq", 0),
+}
+"""auto-round's packing formats: the layout, and what is added to stored zero points."""
 Parts = dict[str, Tensor]
 
 
@@ -50,7 +60,7 @@ def layout_of(values: Any, name: str) -> Layout:
     """From ``quantization_config``. Raises ValueError that says what is not read and what is."""
     config = Settings(values if isinstance(values, Mapping) else {"quant_method": str(values)})
     method = config.get("quant_method")
-    if method in ("gptq", "awq") and config.get("bits") is None:
+    if method in ("gptq", "awq", "auto-round") and config.get("bits") is None:
         raise ValueError(
             f"{name} holds packed weights ({method}), but its quantization_config does not say how many bits."
         )
@@ -62,11 +72,13 @@ def layout_of(values: Any, name: str) -> Layout:
         if version != "gemm" or bits != 4:
             raise ValueError(f"{name}: AWQ weights of version {version!r} in {bits} bits; labkit reads GEMM in 4 bits.")
         return Layout("awq", bits, _group(config))
+    if method == "auto-round":
+        return _auto_round(config, name)
     if method == "compressed-tensors":
         return _compressed(config, name)
     raise ValueError(
-        f"{name} holds packed weights ({method}), which this labkit does not read: it reads gptq, awq (GEMM) and "
-        "compressed-tensors (pack-quantized)."
+        f"{name} holds packed weights ({method}), which this labkit does not read: it reads gptq, awq (GEMM), "
+        "compressed-tensors (pack-quantized) and auto-round."
     )
 
 
@@ -87,6 +99,23 @@ def _compressed(config: Settings, name: str) -> Layout:
         )
     group = 0 if strategy == "channel" else weights.count("group_size")
     return Layout("compressed-tensors", _bits(weights, "num_bits", name), group)
+
+
+def _auto_round(config: Settings, name: str) -> Layout:
+    """Which of the other two layouts auto-round packed in, and whether it took one off its zero points."""
+    form, kind = str(config.get("packing_format", "auto_round:auto_gptq")), config.get("data_type", "int")
+    own = [v for v in config.table("extra_config").values() if isinstance(v, Mapping) and v.get("bits", 0) < 16]
+    mixed = any(v.get(key, config.get(key)) != config.get(key) for v in own for key in ("bits", "group_size"))
+    if form not in AUTO_ROUND or kind != "int" or mixed or config.get("act_bits", 16) < 16:
+        raise ValueError(
+            f"{name}: auto-round weights of type {kind!r}, packed as {form!r}{', layers differing' if mixed else ''}; "
+            f"labkit reads integers, all layers alike, activations as they are, packed as {', '.join(AUTO_ROUND)}."
+        )
+    method, offset = AUTO_ROUND[form]
+    bits = _bits(config, "bits", name)
+    if method == "awq" and bits != 4:
+        raise ValueError(f"{name}: AWQ weights in {bits} bits; labkit reads GEMM in 4 bits.")
+    return Layout(method, bits, _group(config), offset)
 
 
 def _bits(config: Settings, key: str, name: str) -> int:

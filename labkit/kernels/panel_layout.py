@@ -92,6 +92,13 @@ def why_not(bits: int, n_in: int, group: int) -> str | None:
     return None
 
 
+def nbytes(n_out: int, n_in: int, *, bits: int, group: int, group_nbytes: int) -> int:
+    """Bytes of a matrix as panels, ``group_nbytes`` those of a group's scale and offset. ``group`` 0: all of a row."""
+    n_rows, whole = -(-n_out // ROWS) * ROWS, _whole(n_in)
+    n_groups = -(-whole // group) if 0 < group < n_in else 1
+    return n_rows * (whole * bits // 8 + n_groups * group_nbytes)
+
+
 def pack(
     codes: Tensor, scales: Tensor, *, bits: int, zeros: Tensor | None = None, minima: Tensor | None = None
 ) -> Panels:

@@ -196,7 +196,7 @@ def forecast(
     else:
         decode = _priced(config, engine, middle + 1, 0, n_sequences)
     setting = memory.Setting(
-        engine.dtype, engine.weights, engine.kv_cache, n_prompt_tokens + n_new_tokens - 1, n_sequences
+        engine.dtype, formats.held_form(engine), engine.kv_cache, n_prompt_tokens + n_new_tokens - 1, n_sequences
     )
     return Forecast(
         engine,

@@ -55,6 +55,13 @@ def timed_form(engine: Any) -> Any:
     return replace(engine, weights=form_of(engine.weights))
 
 
+def held_form(engine: Any) -> Any:
+    """The weights' format whose bytes the engine comes to hold: a CPU's compiled step lays packed ones out anew."""
+    compiles = engine.device == "cpu" and engine.backend in ("auto", "fused")
+    config = None if engine.weights is None or not compiles else format_of(engine.weights)
+    return config.compiled() if isinstance(config, WeightFormat) else engine.weights
+
+
 def row_nbytes(weight: Weight, *, dtype: str, weights: Any = None, tied: bool = False) -> float:
     """Bytes of one row of a table: what looking a token up reads."""
     return weight_nbytes(weight, dtype=dtype, weights=weights, tied=tied) / weight.shape[0]

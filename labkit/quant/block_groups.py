@@ -83,3 +83,10 @@ _PARTS: dict[str, Callable[[Any], Parts]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }  # fmt: skip
+
+SIZES: dict[str, tuple[int, int, int]] = {
+    "Q4_0": (4, 32, 2), "Q4_1": (4, 32, 4), "Q5_0": (5, 32, 2), "Q5_1": (5, 32, 4), "Q8_0": (8, 32, 2),
+    "Q4_K": (4, 32, 8), "Q5_K": (5, 32, 8), "Q6_K": (6, 16, 4),
+}  # fmt: skip
+"""Bits of a code, inputs of a group, and bytes of a group's scale and minimum as panels hold them: float32 where they
+are products, which float16 does not hold."""

@@ -54,6 +54,10 @@ class WeightFormat:
         """Bits that a weight of the layers takes, scales included, in rows of ``n_in`` inputs."""
         return 8 * (self.layer_nbytes(1024, n_in) or 2048 * n_in) / (1024 * n_in)
 
+    def compiled(self) -> WeightFormat:
+        """The format whose bytes are those that a CPU's compiled step comes to hold, where they are not the same."""
+        return self
+
     from_file: ClassVar[bool] = False
     """Whether only a file can decide it: nobody proposes it as a switch then."""
     calibrates: ClassVar[bool] = False

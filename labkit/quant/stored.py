@@ -6,13 +6,14 @@ compiled products lay the same codes, scales and minima out their own way (``lab
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.kernels import panel_layout
 from labkit.kernels.cpu import linear as compiled
 from labkit.quant import block_groups, blocks, grouped, size
 from labkit.quant.format import WeightFormat, register_format
@@ -90,6 +91,11 @@ class Stored(WeightFormat):
     head: str = "Q8_0"
     table: str = PLAIN
     others: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    panels: bool = field(default=False, repr=False)
+    """Whether bytes are counted as a CPU's compiled step holds the blocks, once it has laid them out."""
+
+    def compiled(self) -> Stored:
+        return replace(self, panels=True)
 
     def kind_of(self, name: str) -> str:
         """The format of the linear ``name`` (``layers.0.ffn.up_proj``)."""
@@ -102,17 +108,22 @@ class Stored(WeightFormat):
         return stand_in(self.head, linear)
 
     def layer_nbytes(self, n_out: int, n_in: int, name: str = "") -> int | None:
-        return _nbytes(self.kind_of(name.removesuffix(".weight")), n_out, n_in)
+        return self._nbytes(self.kind_of(name.removesuffix(".weight")), n_out, n_in)
 
     def top_nbytes(self, n_out: int, n_in: int) -> int | None:
-        return _nbytes(self.head, n_out, n_in)
+        return self._nbytes(self.head, n_out, n_in)
 
     def table_nbytes(self, n_out: int, n_in: int) -> int | None:
-        return _nbytes(self.table, n_out, n_in)
+        return self._nbytes(self.table, n_out, n_in)
 
-
-def _nbytes(kind: str, n_out: int, n_in: int) -> int | None:
-    return None if kind == PLAIN else n_out * blocks.row_nbytes(kind, n_in)
+    def _nbytes(self, kind: str, n_out: int, n_in: int) -> int | None:
+        if kind == PLAIN:
+            return None
+        in_blocks = n_out * blocks.row_nbytes(kind, n_in)
+        if not (self.panels and block_groups.has(kind)):
+            return in_blocks
+        bits, group, group_nbytes = block_groups.SIZES[kind]
+        return panel_layout.nbytes(n_out, n_in, bits=bits, group=group, group_nbytes=group_nbytes)
 
 
 @dataclass(frozen=True)

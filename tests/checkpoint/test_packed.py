@@ -96,13 +96,22 @@ CASES = {
     "gptq act-order": (gptq_config(desc_act=True), {"shuffled": True}),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, {}),
     "compressed-tensors": (compressed_config(), {}),
-}
+    "auto-round": ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "int", "sym": True,
+                    "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers",
+                    "extra_config": {"lm_head": {"bits": 16}}}, {"bare": True}),
+    "auto-round, whole zero points": ({"quant_method": "auto-round", "bits": 3, "group_size": 32, "sym": False,
+                                       "packing_format": "auto_round"}, {"v2": True, "bare": True}),
+    "auto-round as awq": ({"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False,
+                           "packing_format": "auto_round:auto_awq"}, {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_packed_file_computes_what_it_says_and_stays_packed(case, tmp_path):
     config, options = CASES[case]
     method, bits = config["quant_method"], config.get("bits", 4)
+    if method == "auto-round":
+        method = "awq" if "awq" in config["packing_format"] else "gptq"
     folder, group = write_folder(tmp_path / "model"), config.get("group_size", 32)
     tensors, dense = load_file(folder / "model.safetensors"), {}
     generator = torch.Generator().manual_seed(1)
@@ -111,6 +120,8 @@ def test_a_packed_file_computes_what_it_says_and_stays_packed(case, tmp_path):
         if options.get("shuffled"):
             g_idx = torch.arange(weight.shape[1])[torch.randperm(weight.shape[1], generator=generator)] // group
         made, dense[name] = parts(weight, method, bits, group, v2=options.get("v2", False), g_idx=g_idx)
+        if options.get("bare"):
+            del made["g_idx"]
         tensors |= {f"{name.removesuffix('.weight')}.{part}": t for part, t in made.items()}
     plain = write_folder(tmp_path / "plain")
     save_file(load_file(plain / "model.safetensors") | dense, plain / "model.safetensors")
@@ -205,6 +216,12 @@ def test_zero_points_out_of_range_are_named():
         ({"quant_method": "gptq", "bits": 5}, "5 bits a weight; labkit reads 2, 3, 4, 8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ weights of version 'gemv'"),
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "in format 'float-quantized'"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8}}},
+            "packed as 'auto_round:auto_gptq', layers differing; labkit reads integers, all layers alike",
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "auto-round weights of type 'mx_fp'"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:fp8"}, "packed as 'auto_round:fp8'"),
     ],
 )
 def test_what_is_not_read_says_what_is(config, words):

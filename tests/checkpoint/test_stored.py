@@ -43,6 +43,16 @@ def test_every_format_in_one_file(both, tmp_path):
     assert weights_nbytes(kept.config, dtype="fp32", weights=kept.weights) == kept.nbytes
 
 
+def test_the_bytes_are_predicted_once_panels_hold_the_blocks(both):
+    kept, _ = both
+    as_blocks = kept.nbytes
+    packed = [m for m in kept.transformer.modules() if isinstance(m, StoredLinear)]
+    for module in packed:
+        module.panels()
+    assert kept.nbytes > as_blocks  # the scales of Q4_K and Q6_K are products: float32
+    assert weights_nbytes(kept.config, dtype="fp32", weights=kept.weights.compiled()) == kept.nbytes
+
+
 def test_rows_of_q_and_k_change_places_packed(both):
     """llama.cpp stores them in pairs: packed or not, they must come out in the same order."""
     kept, plain = both

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from labkit.backends.lookup import PanelRows
-from labkit.quant import RTN, W8A8, Int2, Int3, Int4, Int8, StoredLinear
-from labkit.quant.blocks import anything
+from labkit.quant import RTN, W8A8, Int2, Int3, Int4, Int8, Stored, StoredLinear, block_groups
+from labkit.quant.blocks import BLOCKS, anything
 
 N, K = 48, 512
 IDS = torch.tensor([5, 0, 47, 17, 5])
@@ -65,3 +65,20 @@ def test_a_tokens_row_is_read_out_of_the_panels(form):
     rounded = torch.from_numpy(look_up(IDS.numpy(), rounded=True))
     assert torch.equal(rounded, rounded.bfloat16().float())
     torch.testing.assert_close(rounded, wanted.bfloat16().float(), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), [(48, 512), (37, 256), (16, 768)])
+@pytest.mark.parametrize("kind", list(block_groups.SIZES))
+def test_the_bytes_of_blocks_are_predicted_before_and_after(kind, n_out, n_in):
+    raw = anything(kind, n_out, n_in)
+    scales = torch.rand(raw.view(-1, BLOCKS[kind][1]).shape[0], 1).half().view(torch.uint8)
+    for at in (208,) if kind == "Q6_K" else (0, 2) if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,):
+        raw.view(-1, BLOCKS[kind][1])[:, at : at + 2] = scales
+    linear, said = StoredLinear(kind, raw, n_in), Stored(kind)
+    assert linear.weight.nbytes == said.layer_nbytes(n_out, n_in)
+    linear.panels()
+    assert sum(t.nbytes for t in linear.buffers()) == said.compiled().layer_nbytes(n_out, n_in)
+
+
+def test_every_format_with_a_product_has_its_sizes():
+    assert set(block_groups.SIZES) == set(block_groups._PARTS)
