@@ -262,4 +262,4 @@ def figure_output(figure: Any, summary: str = "") -> dict[str, Any]:
     else:
         spec["config"] = {"displayModeBar": False, "responsive": True}
         data = {"application/vnd.plotly.v1+json": spec}
-    return {"output_type": "display_data", "data": {**data, "text/plain": summary or say("figure")}, "metadata": {}}
+    return {"output_type": "display_data", "data": {**data, "text/plain": summary or "figure"}, "metadata": {}}
