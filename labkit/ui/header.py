@@ -21,7 +21,7 @@ from labkit.ui.words import is_fixed, say
 LEVELS = ("easy", "medium", "hard")
 
 
-def header(title: str, *, goals: Sequence[str], minutes: int, level: str, notebook: str = "") -> None:
+def header(title: str, *, goals: Sequence[str], minutes: int, level: str = "", notebook: str = "") -> None:
     """Show a lesson's head: its goals (three of them), its length and difficulty, the learner's own progress,
     links to Colab and Binder, this machine, and a menu of languages where that is the reader's to choose.
 
@@ -30,10 +30,11 @@ def header(title: str, *, goals: Sequence[str], minutes: int, level: str, notebo
     """
     if len(goals) != 3:
         raise ValueError(f"a lesson has three goals, got {len(goals)}: name what the reader will be able to do.")
-    if level not in LEVELS:
+    if level and level not in LEVELS:
         raise ValueError(f"level={level!r}: a lesson is easy, medium or hard.")
     progress.begin(notebook)
     kept = f'<div class="lk-muted" style="margin-top:8px">{progress.words(notebook)}</div>' if notebook else ""
+    shown = ["labkit", say("{n} minutes", n=minutes), say(level) if level else ""]
     links = ""
     if notebook and colab_url(notebook):
         colab, binder = escape(colab_url(notebook)), escape(binder_url(notebook))
@@ -45,7 +46,7 @@ def header(title: str, *, goals: Sequence[str], minutes: int, level: str, notebo
     facts = "".join(f'<span class="lk-tag">{escape(fact)}</span>' for fact in this_machine().facts)
     html.show(
         '<div class="lk-card">'
-        f'<div class="lk-eyebrow">labkit · {say("{n} minutes", n=minutes)} · {say(level)}</div>'
+        f'<div class="lk-eyebrow">{" · ".join(filter(None, shown))}</div>'
         f'<div class="lk-title" style="font-size:22px;margin-top:2px">{html.prose(say(title))}</div>'
         f'<div style="margin-top:12px" class="lk-muted">{say("When you are through, you can:")}</div>'
         f'<ol class="lk-goals">{"".join(f"<li>{html.prose(say(goal))}</li>" for goal in goals)}</ol>'

@@ -33,8 +33,8 @@ def fit(spec: dict[str, Any]) -> dict[str, Any]:
         if isinstance(trace.get("name"), str):
             trace["name"] = wrapped(trace["name"], LEGEND)
         if trace.get("orientation") == "h" and isinstance(trace.get("y"), list):
+            has_words = has_words or any(isinstance(y, str) for y in trace["y"])
             trace["y"] = [wrapped(y, CATEGORY) if isinstance(y, str) else y for y in trace["y"]]
-            has_words = True
     for name, axis in layout.items():
         title = axis.get("title") if isinstance(axis, dict) and name.startswith(("xaxis", "yaxis")) else None
         if isinstance(title, dict) and title.get("text"):

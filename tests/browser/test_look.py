@@ -101,6 +101,20 @@ def test_jupyterlab_follows_its_theme(new_page, lab, strays):
     page.context.close()
 
 
+OVERFLOWS = """() => [...document.querySelectorAll('.jp-RenderedHTMLCommon')].filter(
+  node => node.querySelector(':scope > .labkit') && node.scrollWidth > node.clientWidth).length"""
+
+
+def test_cards_keep_their_right_edge_in_jupyterlab(new_page, lab):
+    page = new_page()
+    page.goto(lab.url("small_panels.ipynb"))
+    run_all(page)
+    page.locator(".lk-table").first.wait_for()
+    page.wait_for_timeout(500)
+    assert page.evaluate(OVERFLOWS) == 0, "wider than its output: cut off at the right"
+    page.context.close()
+
+
 def test_a_figure_stays_whole_when_the_page_changes_its_width(new_page, voila, strays):
     page = new_page()
     page.goto(voila.url("figure.ipynb"))

@@ -90,3 +90,6 @@ def test_a_figures_words_are_broken_for_a_phone():
     assert all(len(line) <= 28 for words in broken for line in words.split("<br>"))
     assert trace["name"].replace("<br>", " ") == "predicted: what a formula says of it", "no word is lost"
     assert narrow.wrapped("unbreakable" * 4, 10) == "unbreakable" * 4
+    counted = theme.figure_layout(go.Figure(go.Bar(y=[1, 2], x=[1, 2], orientation="h")), x="seconds since they came")
+    title = narrow.fit(json.loads(counted.to_json()))["layout"]["xaxis"]["title"]["text"]
+    assert title == "seconds since they came", "numbers at the other axis leave room for one line"

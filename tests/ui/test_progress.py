@@ -95,5 +95,7 @@ def test_a_header_says_how_hard_and_how_far(file, monkeypatch):
         lesson.header("Title", goals=GOALS, minutes=5, level=level, notebook="01_tokenizer.ipynb")
         assert f"5 minutes · {level}" in shown[-1]
         assert "Your progress" in shown[-1]
+    lesson.header("Title", goals=GOALS, minutes=5, notebook="01_tokenizer.ipynb")
+    assert "labkit · 5 minutes</div>" in shown[-1], "a learner's copy of a lesson from before there was a level"
     with pytest.raises(ValueError, match="easy, medium or hard"):
         lesson.header("Title", goals=GOALS, minutes=5, level="impossible")

@@ -18,6 +18,7 @@ from labkit.ui.experiment import Experiment, Result
 from labkit.ui.session import shelf
 
 TURNS = 3
+SHOWN_PROMPT = 120
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,11 @@ def shown_at(pieces: Sequence[tuple[float, str]], now_s: float) -> str:
     return "".join(text for at, text in pieces if at <= now_s)
 
 
-def lanes_html(names: Sequence[str], texts: Sequence[str], times: Sequence[Sequence[float]], now_s: float) -> str:
-    """Both lanes at one moment of the replay."""
+def lanes_html(
+    names: Sequence[str], texts: Sequence[str], times: Sequence[Sequence[float]], now_s: float, prompt: str
+) -> str:
+    """Both lanes at one moment of the replay: the end of the prompt, paler, and what had come of the answer."""
+    asked = prompt if len(prompt) <= SHOWN_PROMPT else f"… {prompt[-SHOWN_PROMPT:]}"
     lanes = []
     for name, text, token_s in zip(names, texts, times, strict=True):
         n = sum(at <= now_s for at in token_s)
@@ -76,7 +80,7 @@ def lanes_html(names: Sequence[str], texts: Sequence[str], times: Sequence[Seque
             '<div class="lk-lane">'
             f'<div class="lk-stage-name">{escape(name)} · <span class="lk-num">{state}</span></div>'
             f'<div class="lk-progress" aria-hidden="true"><i style="width:{share:.0f}%"></i></div>'
-            f'<div class="lk-lane-text">{escape(text) or "&nbsp;"}</div></div>'
+            f'<div class="lk-lane-text"><span class="lk-muted">{escape(asked)}</span>{escape(text)}</div></div>'
         )
     clock = f'<div class="lk-muted" role="timer">replay · {now_s:.1f} s on the runs\' own clock</div>'
     return f'{clock}<div class="lk-lanes">{"".join(lanes)}</div>'
@@ -109,7 +113,7 @@ def measure_race(job: Any, *, race: str, prompt: str, n_tokens: int, speed: floa
         now_s = min(end_s, (time.perf_counter() - started) * speed)
         job.progress(now_s / end_s, "replaying both on one clock")
         texts = [shown_at(lane, now_s) for lane in pieces]
-        job.show(Result(extra=lanes_html(names, texts, times, now_s)))
+        job.show(Result(extra=lanes_html(names, texts, times, now_s, prompt)))
         job.stop_event.wait(0.1)
     texts = [shown_at(lane, end_s) for lane in pieces]
     same = middle[names[0]].token_ids == middle[names[1]].token_ids
@@ -127,7 +131,7 @@ def measure_race(job: Any, *, race: str, prompt: str, n_tokens: int, speed: floa
     ]
     data = {"comparison": compared, "same": same, "token_ids": {name: c.token_ids for name, c in middle.items()}}
     caption = "The middle one of three runs each, which took turns"
-    return Result(None, rows, summary, caption, extra=lanes_html(names, texts, times, end_s), data=data)
+    return Result(None, rows, summary, caption, extra=lanes_html(names, texts, times, end_s, prompt), data=data)
 
 
 def panel() -> Experiment:
