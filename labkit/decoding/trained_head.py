@@ -136,4 +136,6 @@ def trained_head(config: TrainedHead, *, target: Any) -> Drafter:
             f"there is no file {path}, so there is no trained head yet. In a clone, training/draft_answers.py and then "
             "training/draft_head.py make one (about an hour each on two idle cores)."
         )
-    return HeadDrafter(draft_head.load(path, target), target, config.n_draft)
+    drafter = HeadDrafter(draft_head.load(path, target), target, config.n_draft)
+    drafter.compiled()  # now, and not within the first run's time
+    return drafter
