@@ -49,12 +49,18 @@ def test_a_page_has_no_serious_finding(new_page, voila, axe, notebook, dark):
     page.context.close()
 
 
+def titles(page) -> list[str]:
+    return [link.inner_text().split("\n")[0] for link in page.get_by_role("main").get_by_role("link").all()]
+
+
 def test_the_page_of_demos(new_page, voila, axe):
     page = new_page(dark=True)
     page.goto(f"http://127.0.0.1:{voila.port}/?{voila.url('x').split('?')[1]}")
-    titles = [link.inner_text().split("\n")[0] for link in page.get_by_role("link").all()]
-    assert titles == ["Switchboard"], "what is not in the folder is not listed, and nothing but demos is"
+    assert titles(page) == ["Switchboard"], "what is not in the folder is not listed, and nothing but demos is"
     assert serious_findings(page, axe, "body") == []
-    page.get_by_role("link").first.click()
+    page.get_by_role("link", name="简体中文").click()
+    assert titles(page) == ["开关面板"]
+    page.get_by_role("main").get_by_role("link").first.click()
     page.locator(".lk-panel").wait_for()
+    page.get_by_role("button", name="运行", exact=True).first.wait_for()
     page.context.close()
