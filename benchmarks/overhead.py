@@ -26,13 +26,12 @@ from labkit.perf.timer import NULL_TIMER, Timer
 
 def timer_cost(model: labkit.Model, backend: str, n_steps: int) -> tuple[float, float]:
     """Median seconds of a decode step without and with the timer."""
-    component, config = registry.find("backend", backend)
     build_cache = registry.find("kv_cache", "contiguous")[0].build
     transformer = model.transformer
     cache = build_cache(
         None, layers=transformer.cache_entries, capacity_tokens=64 + 2 * n_steps, device=model.device, dtype=model.dtype
     )
-    step = component.build(config, transformer=transformer, cache=cache)
+    _, step = backends.bind(backend, transformer=transformer, cache=cache)
     timer = Timer()
     timer.begin()
     took: dict[bool, list[float]] = {False: [], True: []}
