@@ -127,3 +127,9 @@ def test_the_articles_claims_are_recomputed() -> None:
 def test_tokens_that_share_a_weight_at_the_ridge(default_model: Any) -> None:
     """Each weight of 4 bytes serves 2 FLOPs a token: at 10 FLOP a byte that is 20 tokens."""
     assert roofline.tokens_at_ridge(MACHINE, default_model) == pytest.approx(20)
+
+
+def test_a_dot_above_a_ceiling_measured_too_low_stays_in_view() -> None:
+    peak = MACHINE.peak_flops("fp32") / 1e9
+    low, high = roofline.roofline_figure(MACHINE, "fp32", highest=30 * peak).layout.yaxis.range
+    assert 10**low < peak < 30 * peak < 10**high

@@ -88,7 +88,7 @@ def _series(grows: str, dots: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> Result:
     dtype = peak_dtype(machine, engine.dtype)
-    figure = roofline_figure(machine, dtype)
+    figure = roofline_figure(machine, dtype, highest=max(d["high"] for found in series for d in found["dots"]))
     for idx, found in enumerate(series):
         dots = found["dots"]
         look = theme.series(idx + 1)
@@ -136,8 +136,9 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> R
     return Result(figure, rows, summary, caption, mark_guess=mark, data=series[-1])
 
 
-def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
-    """The two ceilings on log-log axes, and the ridge where they meet."""
+def roofline_figure(machine: Machine, dtype: str, *, highest: float = 0.0) -> go.Figure:
+    """The two ceilings on log-log axes, and the ridge where they meet. ``highest``: GFLOP/s that must be in view; a
+    ceiling that was measured while the machine was busy may lie below what a step reaches later."""
     low, high = INTENSITIES
     ridge, peak = machine.ridge(dtype), machine.peak_flops(dtype) / 1e9
     xs = [low, ridge, high]
@@ -153,7 +154,7 @@ def roofline_figure(machine: Machine, dtype: str) -> go.Figure:
     _mark(figure, ridge, say("ridge {at:.1f}", at=ridge), color=theme.NEUTRAL, dash="dot", height=0.02)
     theme.figure_layout(figure, x="FLOPs a byte (log)", y=say("GFLOP/s in {dtype} (log)", dtype=dtype), height=430)
     figure.update_xaxes(type="log", range=[log10(low), log10(high)])
-    figure.update_yaxes(type="log", range=[log10(peak) - 3, log10(peak) + 0.3])
+    figure.update_yaxes(type="log", range=[log10(peak) - 3, log10(max(peak, highest)) + 0.3])
     return figure
 
 
