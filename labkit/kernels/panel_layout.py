@@ -110,8 +110,8 @@ def pack(
     group = n_in // scales.shape[1]
     if (reason := why_not(bits, n_in, group)) is not None:
         raise ValueError(reason)
-    numbers, steps = codes.numpy(), scales.numpy()
-    z, m = (None if t is None else t.numpy() for t in (zeros, minima))
+    numbers, steps = codes.numpy(), _in_numpy(scales)
+    z, m = (None if t is None else _in_numpy(t) for t in (zeros, minima))
     zero = 0
     if bits == 8:  # signed bytes, code - 128: w = s (code - 128) + (m + 128 s)
         numbers = numbers ^ 128
@@ -135,6 +135,11 @@ def pack_int8(q: Tensor, scales: Tensor, *, offset: bool = False) -> Panels:
     if offset:
         codes ^= 128
     return Panels(q.shape[0], q.shape[1], 8, 0, codes, _beside(scales.float().numpy()[:, None], 1))
+
+
+def _in_numpy(values: Tensor) -> np.ndarray:
+    """The same numbers; numpy does not know bfloat16, in which some files have their scales."""
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def _whole(n_in: int) -> int:

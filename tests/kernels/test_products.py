@@ -103,3 +103,15 @@ def test_nothing_is_rounded_on_the_way():
     halves = panel_layout.pack(codes, torch.full((16, 2), 0.125), bits=4)
     assert halves.scales.dtype == torch.float16
     assert np.isclose(halves.nbytes, 16 * 64 / 2 + 2 * 16 * 2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("offsets", ["none", "minima"])
+def test_scales_in_bfloat16_are_the_numbers_that_they_are(bits, offsets):
+    """As some published files have them."""
+    chance = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 2**bits, (20, 128), dtype=torch.uint8, generator=chance)
+    scales, minima = torch.rand(2, 20, 4, generator=chance).bfloat16()
+    wide = panel_layout.pack(codes, scales.float(), bits=bits, minima=minima.float() if offsets == "minima" else None)
+    made = panel_layout.pack(codes, scales, bits=bits, minima=minima if offsets == "minima" else None)
+    assert torch.equal(made.dequantize(), wide.dequantize())

@@ -47,9 +47,9 @@ RUNS = {
 
 
 def has_range(figure) -> bool:
-    """Whether a trace has error bars from lowest to highest, with something in them."""
+    """Whether a trace has error bars from lowest to highest, and not of no length: turns that were taken differ."""
     bars = [axis for trace in figure.data for axis in (trace.error_x, trace.error_y) if axis and axis.array]
-    return any(len(bar.array) and bar.arrayminus and max(bar.array) >= 0 for bar in bars)
+    return any(bar.arrayminus and max(bar.array) > 0 and max(bar.arrayminus) > 0 for bar in bars)
 
 
 def ceilings(figure) -> list[str]:

@@ -163,3 +163,11 @@ def test_an_unknown_language_is_told_with_the_known_ones(monkeypatch):
     monkeypatch.setenv("LABKIT_LANGUAGE", "klingon")
     with pytest.raises(ValueError, match="'klingon' in LABKIT_LANGUAGE"):
         words.language()
+
+
+def test_the_links_of_voila_pages_know_every_language() -> None:
+    folder = Path(words.__file__).parents[1] / "static" / "jupyter" / "voila" / "templates" / "labkit"
+    for name in ("index.html.j2", "tree-lab.html"):
+        text = (folder / name).read_text(encoding="utf-8")
+        for code, called in words.languages().items():
+            assert {code, called} <= set(re.findall(r"[\w-]+", text)), f"{name} has no link to {code}"
