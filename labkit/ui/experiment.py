@@ -14,6 +14,7 @@ from labkit.ui import controls, html
 from labkit.ui.errors import ErrorBox, guarded, under_test
 from labkit.ui.narrow import fit
 from labkit.ui.predict import WAITING
+from labkit.ui.recorded import Recording, recording
 from labkit.ui.runner import Job, Runner, in_foreground
 from labkit.ui.status import StatusLine
 from labkit.ui.words import say
@@ -41,6 +42,8 @@ class Result:
     """``mark_guess(figure, guess)`` draws the reader's guess into the figure; without it the guess stands above it."""
     data: Any = None
     """For the code: what asserts look at, and what later runs draw beside theirs."""
+    raw: dict[str, Any] | None = None
+    """What the panel draws this from, as JSON: ``benchmarks/recorded.py`` keeps it."""
 
 
 @dataclass
@@ -78,7 +81,8 @@ class Experiment:
 
     ``run(job, **values)`` gets the controls' values by name, works in the background, and returns a ``Result``.
     ``kind`` labels what the figure shows: measured here, simulated, recorded or predicted. Changing a control
-    in ``confounders`` clears the earlier results, which would not be comparable.
+    in ``confounders`` clears the earlier results, which would not be comparable. ``recorded`` is the name of a
+    recorded run and how to draw it (from its ``Result.raw``): it stands there, labelled, until the first run.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Experiment:
         note: str = "",
         guess: Any = None,
         confounders: Sequence[str] = (),
+        recorded: tuple[str, Callable[[dict[str, Any]], Result]] | None = None,
     ) -> None:
         self.fields: dict[str, Any] = dict(fields or {})
         if len(self.fields) > MAX_CONTROLS:
@@ -102,7 +107,7 @@ class Experiment:
         self.work, self.guess, self.results = run, guess, []
         self.runner = Runner(on_tick=self._tick, on_end=self._end)
         self.error, self.status = ErrorBox(), StatusLine()
-        self.figure, self.below = w.Output(), w.HTML()
+        self.head, self.origin, self.figure, self.below = w.HTML(), w.HTML(), w.Output(), w.HTML()
         self.figure.add_class("lk-figure")
         self.run_button = controls.button("Run", guarded(self.error, self.start), primary=True)
         self.stop_button = controls.button("Stop", guarded(self.error, self.runner.stop))
@@ -111,23 +116,23 @@ class Experiment:
         for name in confounders:
             self.fields[name].observe_value(guarded(self.error, self._clear))
         sub = f'<div class="lk-sub">{html.prose(say(note))}</div>' if note else ""
-        head = w.HTML(
-            f'<div class="lk-eyebrow">{say("Run")} · {say(KINDS[kind])}</div>'
-            f'<div class="lk-title">{html.prose(say(question))}</div>{sub}'
-        )
+        self._kind, self._title = kind, f'<div class="lk-title">{html.prose(say(question))}</div>{sub}'
         self.widget = controls.stack(
-            head,
+            self.head,
             *([controls.row(*self.fields.values())] if self.fields else []),
             controls.row(self.run_button, self.stop_button, self.reset_button, self.status, middle=True),
             self.error,
+            self.origin,
             self.figure,
             self.below,
             panel=True,
         )
         self._drawn: Result | None = None
         self._drawn_s = 0.0
+        self._recorded, self._recording = recorded, None
         self._face: ExperimentJob | None = None
         self.status.set("idle", "Ready.")
+        self._show_recording()
         if guess is not None:
             guess.when_settled(self._redraw)
 
@@ -148,6 +153,8 @@ class Experiment:
 
         if self.runner.running:
             return
+        if self._recording is not None:
+            self._clear()
         self._lock(True)
         self.status.set("running", "Running ...")
         self.runner.start(work)
@@ -161,6 +168,7 @@ class Experiment:
         for control in self.fields.values():
             control.reset()
         self._clear()
+        self._show_recording()
         self.error.clear()
         self.status.set("idle", "Ready.")
 
@@ -172,7 +180,20 @@ class Experiment:
         self.results.clear()
         self._drawn = None
         self.figure.outputs = ()
-        self.below.value = ""
+        self.origin.value = self.below.value = ""
+        self._say_kind(None)
+
+    def _say_kind(self, found: Recording | None) -> None:
+        """What the figure is: of this machine, or the recording ``found``."""
+        self._recording = found
+        kind = KINDS[self._kind if found is None else "recorded"]
+        self.head.value = f'<div class="lk-eyebrow">{say("Run")} · {say(kind)}</div>{self._title}'
+
+    def _show_recording(self) -> None:
+        found = recording(self._recorded[0]) if self._recorded else None
+        self._say_kind(found)
+        if found is not None and self._recorded:
+            self._draw(self._recorded[1](found.data))
 
     def _lock(self, running: bool) -> None:
         self.run_button.disabled = running
@@ -219,6 +240,7 @@ class Experiment:
         if self.guess is not None and not self.guess.settled:
             self.below.value = f'<div class="lk-note" role="status">{html.prose(say(WAITING))}</div>'
             return
+        self.origin.value = self._recording.note() if self._recording else ""
         if result.figure is not None:
             figure = with_guess(result, self.guess)
             self.figure.layout.min_height = f"{figure.layout.height or 450}px"  # plotly forgets it in a resized page

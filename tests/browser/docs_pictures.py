@@ -1,11 +1,15 @@
-"""Take the picture of the switchboard that the README shows: ``python -m tests.browser.docs_pictures``.
+"""Take the pictures that the README and the lessons' first pages show.
 
-Voila serves the switchboard alone; three runs (with a cache, without, with one again).
-Take it on a machine that does nothing else: the figures in it are real.
+    python -m tests.browser.docs_pictures switchboard    # three runs (with a cache, without, with one again)
+    python -m tests.browser.docs_pictures recorded       # what panels show before the first run; nothing is run
+
+Take the first on a machine that does nothing else: the figures in it are real. The second shows ``data/recorded`` as it
+is, each with its machine and date.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +22,8 @@ from tests.browser.board_page import Board
 from tests.browser.conftest import FLAGS, NAMES
 from tests.browser.jupyter_servers import TOKEN, serve, write_notebook
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, PICTURES_FOLDER = ROOT / "docs", ROOT / "notebooks" / "pictures"
 BOARD = "from labkit.ui.panels.switchboard import Switchboard\n\nSwitchboard(max_new_tokens=64)"
 CACHES = ("contiguous", "none", "contiguous")
 LOAD_MS = 180_000
@@ -41,15 +46,56 @@ def take(browser: Any, url: str, picture: Path) -> None:
     print(f"{picture} ({picture.stat().st_size / 1e3:.0f} kB)")
 
 
+RECORDED = """
+from IPython.display import display
+from labkit.ui import lesson
+from labkit.ui.panels import batching, cache_toggle, roofline
+from labkit.ui.panels.switchboard import Switchboard
+
+lab = lesson.setup(weights="plain")
+boards = [Switchboard(prompt=prompt, preload=False) for prompt in ("first", "story")]
+display(*boards, cache_toggle.TogglePanel(lab), roofline.panel(lab), batching.panel(lab))
+"""
+PICTURES = ("00_start_here", "04_pipeline_timed", "06_kv_cache", "07_prefill_vs_decode", "11_paging_and_batching")
+"""In the panels' order: the lesson that shows each."""
+SHOWN = ".lk-note.is-recorded, .lk-run, .lk-figure"
+WIDTH_PX, HEIGHT_PX, EDGE_PX = 1000, 6000, 12
+
+
+def take_recorded(browser: Any, url: str) -> None:
+    """Of each panel the part that says where it was recorded, and its figure."""
+    page = browser.new_page(viewport={"width": WIDTH_PX, "height": HEIGHT_PX})
+    page.set_default_timeout(LOAD_MS)
+    page.goto(url)
+    panels = page.locator(".lk-panel")
+    panels.nth(len(PICTURES) - 1).locator(".lk-figure .main-svg").first.wait_for()
+    page.wait_for_timeout(3000)
+    PICTURES_FOLDER.mkdir(exist_ok=True)
+    for at, name in enumerate(PICTURES):
+        boxes = [box for each in panels.nth(at).locator(SHOWN).all() if (box := each.bounding_box())]
+        left, top = (min(box[side] for box in boxes) - EDGE_PX for side in ("x", "y"))
+        right = max(box["x"] + box["width"] for box in boxes) + EDGE_PX
+        bottom = max(box["y"] + box["height"] for box in boxes) + EDGE_PX
+        clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        picture = PICTURES_FOLDER / f"{name}.png"
+        page.screenshot(path=picture, clip=clip)
+        print(f"{picture} ({picture.stat().st_size / 1e3:.0f} kB)")
+    page.close()
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["switchboard", "recorded"])
+    what = parser.parse_args().what
     chromium = next(filter(None, map(shutil.which, NAMES)))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        write_notebook(root / "notebooks" / "board.ipynb", BOARD)
+        write_notebook(root / "notebooks" / "board.ipynb", BOARD if what == "switchboard" else RECORDED.strip())
         command = [*launch.voila_command(root / "notebooks", open_browser=False), f"--Voila.token={TOKEN}"]
         with serve("voila", command, root) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
-            take(browser, server.url("board.ipynb", theme="light"), DOCS / "switchboard.png")
+            url = server.url("board.ipynb", theme="light")
+            take(browser, url, DOCS / "switchboard.png") if what == "switchboard" else take_recorded(browser, url)
             browser.close()
 
 

@@ -75,7 +75,6 @@ def measure(lab: Any, job: Any, *, n_requests: int, longest: int, together: int,
                 served[name] = serve_all(lab, scheduler, asked, watch)
                 shown[name] = gantt(served[name])
                 seconds[name].append(figures_of(served[name]).wall_s)
-    comparison = Comparison(seconds, "s", busy.share)
     figures = {name: figures_of(requests) for name, requests in served.items()}
     rows = [
         {
@@ -89,15 +88,20 @@ def measure(lab: Any, job: Any, *, n_requests: int, longest: int, together: int,
         }
         for name, found in figures.items()
     ]
-    data = {
-        "comparison": comparison,
-        "ratio": comparison.medians[0] / comparison.medians[1],
+    result = served_result({"seconds": seconds, "busy_share": busy.share, "rows": rows, "shown": shown})
+    result.data |= {
         "token_ids": {name: [request.sequence.token_ids for request in served[name]] for name in served},
         "asked": asked,
-        "rows": rows,
     }
+    return result
+
+
+def served_result(raw: dict[str, Any]) -> Result:
+    """Both policies as Gantts and a table: of requests just served, or of some that were recorded."""
+    comparison = Comparison(raw["seconds"], "s", raw["busy_share"])
+    data = {"comparison": comparison, "ratio": comparison.medians[0] / comparison.medians[1], "rows": raw["rows"]}
     caption = "The last turn of each, by the requests' own clocks"
-    return Result(gantt_figure(shown), rows, comparison.words(), caption, data=data)
+    return Result(gantt_figure(raw["shown"]), raw["rows"], comparison.words(), caption, data=data, raw=raw)
 
 
 def _so_far(requests: Sequence[Request], now_s: float) -> list[dict[str, Any]]:
@@ -163,6 +167,7 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
         run,
         fields,
         guess=guess,
+        recorded=("batching", served_result),
         confounders=("n_requests", "longest", "together"),
         note="The same requests, all there at second 0, one in four with a long answer. Both policies run in turn.",
     )

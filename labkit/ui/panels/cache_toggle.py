@@ -17,6 +17,7 @@ from labkit.ui import controls, spread, theme
 from labkit.ui.controls import choice, slider
 from labkit.ui.errors import guarded
 from labkit.ui.experiment import Experiment, Result
+from labkit.ui.recorded import trace_data, trace_of
 
 ON, OFF = "contiguous", "none"
 N_TURNS = 3
@@ -42,13 +43,15 @@ def measure_toggle(lab: Any, job: Any, panel: Any, *, prompt: str, n_tokens: int
                 job.progress(share, f"run {turn + 1} of {N_TURNS}, token {live.n_tokens} of {n_tokens}")
                 if live.n_tokens > drawn and not done:
                     drawn = live.n_tokens
-                    job.show(_toggle_result(lab, machine, [live]))
+                    job.show(_toggle_result(**_drawn_from(lab.model, machine, [live])))
                 job.stop_event.wait(0.02)  # a switch comes at the next look
         finally:
             run.stop()
             panel.run_handle = None
         done.append(run.result(timeout=60))
-    result = _toggle_result(lab, machine, [c.trace for c in done])
+    drawn_from = _drawn_from(lab.model, machine, [c.trace for c in done])
+    result = _toggle_result(**drawn_from)
+    result.raw = drawn_from | {"traces": [trace_data(c.trace) for c in done]}
     result.data |= {"token_ids": done[0].token_ids, "text": done[0].text}
     return result
 
@@ -96,12 +99,23 @@ def bytes_held(trace: Any, a_token: int) -> list[int]:
     return [0 if name == OFF else a_token * (trace.n_prompt_tokens + i) for i, name in enumerate(cache_in_use(trace))]
 
 
-def _toggle_result(lab: Any, machine: Any, traces: list[Any]) -> Result:
-    trace = traces[0]
-    config, dtype = lab.model.config, lab.model.dtype
-    a_token = cache_nbytes(config, n_tokens=1, dtype=dtype)
-    turns = repeats_of(traces)
-    times_ms, least = [median(each) for each in turns], least_ms(machine, lab.model, trace)[: len(turns)]
+def _drawn_from(model: Any, machine: Any, traces: list[Any]) -> dict[str, Any]:
+    """What the figure needs to know: the runs, the least time of each token, the bytes that one keeps."""
+    a_token = cache_nbytes(model.config, n_tokens=1, dtype=model.dtype)
+    return {"traces": traces, "least": least_ms(machine, model, traces[0]), "a_token": a_token}
+
+
+def draw_recorded(raw: dict[str, Any]) -> Result:
+    """The figure of a run that was recorded, whose ceiling is that machine's."""
+    result = _toggle_result([trace_of(each) for each in raw["traces"]], raw["least"], raw["a_token"])
+    for line in result.figure.select_traces({"name": "ceiling: no faster here"}):
+        line.name = "ceiling: no faster there"
+    return result
+
+
+def _toggle_result(traces: list[Any], least: list[float], a_token: int) -> Result:
+    trace, turns = traces[0], repeats_of(traces)
+    times_ms, least = [median(each) for each in turns], least[: len(turns)]
     used, held = cache_in_use(trace)[1:], bytes_held(trace, a_token)[1:]
     numbers = list(range(2, 2 + len(times_ms)))
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.08)
@@ -181,14 +195,15 @@ class TogglePanel(Experiment):
             run,
             fields,
             guess=guess,
+            recorded=("cache-toggle", draw_recorded),
             note="The run starts without a cache. The button switches it while it runs, as often as you like.",
         )
         self.run_handle: Any = None
         self.switch_button = controls.button("Switch the cache now", guarded(self.error, self.switch))
         self.widget.children = (
-            *self.widget.children[:-3],
+            *self.widget.children[:-4],
             controls.row(self.switch_button),
-            *self.widget.children[-3:],
+            *self.widget.children[-4:],
         )
 
     def switch(self) -> None:

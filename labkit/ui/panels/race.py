@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median
 from typing import Any
 
 import labkit
 from labkit.perf.busy import BusyWatch
+from labkit.perf.trace import Trace
 from labkit.prompts import ready_prompts
 from labkit.run import Completion
 from labkit.ui.compare import Comparison
@@ -102,36 +104,57 @@ def measure_race(job: Any, *, race: str, prompt: str, n_tokens: int, speed: floa
                         handle.stop()
                 job.check()
                 runs[lane.name].append(handle.result())
-    compared = Comparison({name: [c.trace.wall_s for c in done] for name, done in runs.items()}, "s", watch.share)
     middle = {name: sorted(done, key=lambda c: c.trace.wall_s)[TURNS // 2] for name, done in runs.items()}
-    names = list(middle)
-    pieces = [pieces_of(model.tokenizer, done) for done in middle.values()]
-    times = [[at for at, _ in lane] for lane in pieces]
+    drawn_from = {
+        "prompt": prompt,
+        "busy_share": watch.share,
+        "wall_s": {name: [c.trace.wall_s for c in done] for name, done in runs.items()},
+        "pieces": {name: pieces_of(model.tokenizer, done) for name, done in middle.items()},
+        "token_ids": {name: done.token_ids for name, done in middle.items()},
+    }
+    replay(job, drawn_from["pieces"], prompt, speed)
+    return race_result(drawn_from)
+
+
+def replay(job: Any, pieces: Mapping[str, Sequence[tuple[float, str]]], prompt: str, speed: float) -> None:
+    """Both lanes on one clock, ``speed`` times as fast as they were; Stop ends it."""
+    times = [[at for at, _ in lane] for lane in pieces.values()]
     end_s = max(lane[-1] for lane in times)
     started, now_s = time.perf_counter(), 0.0
     while now_s < end_s and not job.stopped:
         now_s = min(end_s, (time.perf_counter() - started) * speed)
         job.progress(now_s / end_s, "replaying both on one clock")
-        texts = [shown_at(lane, now_s) for lane in pieces]
-        job.show(Result(extra=lanes_html(names, texts, times, now_s, prompt)))
+        texts = [shown_at(lane, now_s) for lane in pieces.values()]
+        job.show(Result(extra=lanes_html(list(pieces), texts, times, now_s, prompt)))
         job.stop_event.wait(0.1)
-    texts = [shown_at(lane, end_s) for lane in pieces]
-    same = middle[names[0]].token_ids == middle[names[1]].token_ids
+
+
+def race_result(raw: dict[str, Any]) -> Result:
+    """Both lanes at their end, and the table: of a race just run, or of one that was recorded."""
+    pieces, wall_s, ids = raw["pieces"], raw["wall_s"], list(raw["token_ids"].values())
+    compared = Comparison(wall_s, "s", raw["busy_share"])
+    times = [[at for at, _ in lane] for lane in pieces.values()]
+    end_s = max(lane[-1] for lane in times)
+    texts = [shown_at(lane, end_s) for lane in pieces.values()]
+    same = ids[0] == ids[1]
     summary = f"The whole answer: {compared.words()} The texts are {'the same' if same else 'not the same'}."
-    rows = [
-        {
-            "lane": name,
-            "first token, ms": (done.trace.ttft_s or 0.0) * 1e3,
-            "time per token, ms": done.trace.summary()["itl_median_ms"],
-            "whole answer, s": done.trace.wall_s,
-            "lowest": min(c.trace.wall_s for c in runs[name]),
-            "highest": max(c.trace.wall_s for c in runs[name]),
-        }
-        for name, done in middle.items()
-    ]
-    data = {"comparison": compared, "same": same, "token_ids": {name: c.token_ids for name, c in middle.items()}}
+    rows = []
+    for name, token_s in zip(pieces, times, strict=True):
+        trace = Trace((), tuple(token_s), median(wall_s[name]))
+        rows.append(
+            {
+                "lane": name,
+                "first token, ms": (trace.ttft_s or 0.0) * 1e3,
+                "time per token, ms": trace.summary()["itl_median_ms"],
+                "whole answer, s": trace.wall_s,
+                "lowest": min(wall_s[name]),
+                "highest": max(wall_s[name]),
+            }
+        )
+    data = {"comparison": compared, "same": same, "token_ids": raw["token_ids"]}
     caption = "The middle one of three runs each, which took turns"
-    return Result(None, rows, summary, caption, extra=lanes_html(names, texts, times, end_s, prompt), data=data)
+    extra = lanes_html(list(pieces), texts, times, end_s, raw["prompt"])
+    return Result(None, rows, summary, caption, extra=extra, data=data, raw=raw)
 
 
 def panel() -> Experiment:
@@ -144,4 +167,5 @@ def panel() -> Experiment:
         "speed": choice("Replay", [("as fast as it was", 1.0), ("half as fast", 0.5), ("a quarter", 0.25)], 1.0),
     }
     note = "Both run alone, in turn, three times each. What you watch then is a replay of the middle run of each."
-    return Experiment("Which answer is there first?", measure_race, fields, note=note)
+    question, recorded = "Which answer is there first?", ("race", race_result)
+    return Experiment(question, measure_race, fields, note=note, recorded=recorded)

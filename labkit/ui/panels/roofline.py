@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import log10
 from statistics import median
@@ -19,7 +20,6 @@ from labkit.perf.machine import Machine
 from labkit.perf.probe import Bench, Engine, Point, engine_of
 from labkit.ui import theme
 from labkit.ui.controls import choice, slider
-from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
 from labkit.ui.words import counted, say, sentences
 
@@ -41,6 +41,7 @@ def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
     model = lab.model
     machine = ceilings(model.device.type, lambda share, what: job.progress(0.3 * share, what))
     engine = engine_here(model)
+    used = {"dtype": engine.dtype, "backend": engine.backend, "bytes_a_weight": _bytes_a_weight(engine)}
     bench = Bench(model.config, engine, transformer=model.transformer)
     most = up_to if grows == PROMPT else min(up_to, MAX_BATCH)
     n_together = [n for n in (2**i for i in range(11)) if n <= most]
@@ -54,8 +55,18 @@ def measure(lab: Any, job: Any, *, grows: str, up_to: int) -> Result:
                 job.check()
                 seconds.append(bench.sample(point)["step"])
             dots.append(dot(model.config, engine, machine, point, seconds[1:]))
-            job.show(_result(machine, engine, [*job.history, _series(grows, dots)]))
-    return _result(machine, engine, [*job.history, _series(grows, dots)])
+            job.show(_result(machine, used, [*job.history, _series(grows, dots)]))
+    result = _result(machine, used, [*job.history, _series(grows, dots)])
+    result.raw = {"machine": json.loads(machine.to_json()), "used": used, "series": [_series(grows, dots)]}
+    return result
+
+
+def draw_recorded(raw: dict[str, Any]) -> Result:
+    """The figure of dots that were recorded, under that machine's ceilings."""
+    result = _result(Machine.from_json(json.dumps(raw["machine"])), raw["used"], raw["series"])
+    result.figure.data[0].name = say("ceiling measured there")
+    result.caption = say("Computed by {backend}; FLOPs and bytes counted", backend=raw["used"]["backend"])
+    return result
 
 
 def dot(config: Any, engine: Engine, machine: Machine, point: Point, seconds: list[float]) -> dict[str, Any]:
@@ -86,8 +97,9 @@ def _series(grows: str, dots: list[dict[str, Any]]) -> dict[str, Any]:
     return {"grows": grows, "dots": list(dots)}
 
 
-def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> Result:
-    dtype = peak_dtype(machine, engine.dtype)
+def _result(machine: Machine, used: dict[str, Any], series: list[dict[str, Any]]) -> Result:
+    """``used``: the engine's dtype, its backend, and its bytes a weight."""
+    dtype = peak_dtype(machine, used["dtype"])
     figure = roofline_figure(machine, dtype, highest=max(d["high"] for found in series for d in found["dots"]))
     for idx, found in enumerate(series):
         dots = found["dots"]
@@ -112,7 +124,7 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> R
 
     def mark(figure: Any, guess: float) -> None:
         if guess > 0:
-            at = guess * 2 / _bytes_a_weight(engine)
+            at = guess * 2 / used["bytes_a_weight"]
             _mark(figure, at, say("your guess"), color=theme.VERMILION, dash="dash", height=0.08)
 
     last = series[-1]["dots"]
@@ -132,7 +144,7 @@ def _result(machine: Machine, engine: Engine, series: list[dict[str, Any]]) -> R
     rough = "The ceilings were measured while the machine was busy: take the shares as rough."
     summary = sentences(climbed, ridge, say(rough) if machine.busy else "")
     rows = [{k: v for k, v in d.items() if k not in ("low", "high")} for d in last]
-    caption = say("Measured just now, computed by {backend}; FLOPs and bytes counted", backend=engine.backend)
+    caption = say("Measured just now, computed by {backend}; FLOPs and bytes counted", backend=used["backend"])
     return Result(figure, rows, summary, caption, mark_guess=mark, data=series[-1])
 
 
@@ -152,7 +164,7 @@ def roofline_figure(machine: Machine, dtype: str, *, highest: float = 0.0) -> go
         )
     )
     _mark(figure, ridge, say("ridge {at:.1f}", at=ridge), color=theme.NEUTRAL, dash="dot", height=0.02)
-    theme.figure_layout(figure, x="FLOPs a byte (log)", y=say("GFLOP/s in {dtype} (log)", dtype=dtype), height=430)
+    theme.figure_layout(figure, x=say("FLOPs a byte (log)"), y=say("GFLOP/s in {dtype} (log)", dtype=dtype), height=430)
     figure.update_xaxes(type="log", range=[log10(low), log10(high)])
     figure.update_yaxes(type="log", range=[log10(peak) - 3, log10(max(peak, highest)) + 0.3])
     return figure
@@ -176,7 +188,10 @@ def panel(lab: Any, guess: Any = None) -> Experiment:
         "grows": choice("What grows", [PROMPT, BATCH], PROMPT, width="290px"),
         "up_to": slider("Up to, tokens together", 4, 512, 64, step=4),
     }
-    return Experiment("When does arithmetic begin to bind on this machine?", run, fields, guess=guess)
+    question = "When does arithmetic begin to bind on this machine?"
+    plain = getattr(lab, "load_options", {}).get("weights") == "plain"
+    recorded = "roofline-plain" if plain else "roofline", draw_recorded
+    return Experiment(question, run, fields, guess=guess, recorded=recorded)
 
 
 def ceiling_rows(machine: Machine) -> list[dict[str, Any]]:
@@ -244,54 +259,3 @@ def engine_here(model: Any, *, kv_cache: Any = "contiguous", backend: str = "aut
 
 def _bytes_a_weight(engine: Engine) -> float:
     return bytes_a_weight(engine.weights, dtype=engine.dtype)
-
-
-def _attainable(intensity: float, peak: float, bandwidth: float) -> float:
-    """What ``Machine.attainable_flops`` computes, of plain numbers."""
-    from labkit.perf.machine import Rate, sheet
-
-    machine = Machine(**{**vars(sheet("T4")), "read": Rate.exactly(bandwidth), "matmul": {"fp32": Rate.exactly(peak)}})
-    return machine.attainable_flops(intensity, "fp32")
-
-
-ROOFLINE = Exercise(
-    "the roofline",
-    cases=[(0.5, 100e9, 20e9), (5.0, 100e9, 20e9), (300.0, 100e9, 20e9), (206.0, 989e12, 4.8e12)],
-    oracle=_attainable,
-    same=lambda a, b: abs(a - b) <= 1e-6 * abs(b),
-    hints=(
-        "Two limits hold at once: the multipliers, and the memory that has to feed them.",
-        "Memory delivers `bandwidth` bytes a second, and each byte pays for `intensity` FLOPs.",
-        "`min(peak, bandwidth * intensity)`",
-    ),
-)
-
-QUIZ = (
-    (
-        "A decode step shows 3 % MFU and 85 % MBU. What would you change first?",
-        {
-            "Fewer bits a weight": "Yes. Memory binds, and the weights are most of the bytes.",
-            "A faster matrix product": "No. The multipliers already wait 97 % of the time.",
-            "Nothing can be right with 3 %": "No. It is close to the best that one token at a time allows.",
-        },
-        "Fewer bits a weight",
-    ),
-    (
-        "Why does a prompt of 64 tokens take far less than 64 decode steps?",
-        {
-            "Its weights are read once, not 64 times": "Yes: the bytes stay, only the FLOPs grow.",
-            "Prefill skips layers": "No. Every token goes through every layer, as in decode.",
-            "Attention is cheaper for it": "No. The scores are the same ones, computed together.",
-        },
-        "Its weights are read once, not 64 times",
-    ),
-    (
-        "MFU and MBU are both at 10 %. Which ceiling binds?",
-        {
-            "Neither: overhead does": "Yes. Look for many small operations, waiting threads, or a busy machine.",
-            "Memory": "No. Memory could deliver ten times as much in that time.",
-            "Arithmetic": "No. The multipliers could do ten times as much in that time.",
-        },
-        "Neither: overhead does",
-    ),
-)

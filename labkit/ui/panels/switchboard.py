@@ -15,6 +15,7 @@ from labkit.ui.machine import this_machine
 from labkit.ui.model_loader import ModelLoader
 from labkit.ui.panels.switches import Settings, Switches
 from labkit.ui.phase_bars import PhaseBars, duration, phase_rows
+from labkit.ui.recorded import completion_of, recording
 from labkit.ui.run_history import RunHistory
 from labkit.ui.run_tiles import tiles
 from labkit.ui.runner import Job, Runner
@@ -46,7 +47,8 @@ class Switchboard:
     def __init__(
         self, *, prompt: str = "first", max_new_tokens: int = 64, extras: Sequence[Extra] = (), preload: bool = True
     ) -> None:
-        self.error, self.status, self.bars = ErrorBox(), StatusLine(), PhaseBars()
+        self.error, self.status, self.bars, self.origin = ErrorBox(), StatusLine(), PhaseBars(), w.HTML()
+        self._recorded = f"switchboard-{prompt}"
         self.history, self.extras = RunHistory(), tuple(extras)
         self.completion: Completion | None = None
         self._run: Run | None = None
@@ -85,7 +87,8 @@ class Switchboard:
         settings = self._settings = self.switches.read()
         self._run = None
         self._lock(True)
-        self.bars.show(None, text="", prompt=_said(settings), running=True, tiles=tiles(None))
+        self.origin.value = ""
+        self.bars.show(None, text="", prompt=said_before(settings), running=True, tiles=tiles(None))
         self.status.set("running", "Starting ...")
         self.runner.start(lambda job: self._work(job, settings))
 
@@ -174,10 +177,10 @@ class Switchboard:
             extra.finished(settings, completion)
 
     def _draw(self, trace: Any, text: str, *, running: bool) -> None:
-        self.bars.show(trace, text=text, prompt=_said(self._settings), running=running, tiles=tiles(trace))
+        self.bars.show(trace, text=text, prompt=said_before(self._settings), running=running, tiles=tiles(trace))
 
     def _draw_empty(self, *, running: bool) -> None:
-        self.bars.show(None, text="", prompt=_said(self._settings), running=running, tiles=tiles(None))
+        self.bars.show(None, text="", prompt=said_before(self._settings), running=running, tiles=tiles(None))
 
     # --- the model and the prompt ---------------------------------------------------------------------
 
@@ -212,7 +215,15 @@ class Switchboard:
         self.switches.say_tokens(len(model.tokenizer.encode_prompt(text, chat=chat)), model.config.context_tokens)
 
     def _ready(self) -> None:
-        self.bars.show(None, text="", prompt="", running=False, tiles=tiles(None))
+        """At rest; before the first run with one that was recorded, and says so."""
+        found = recording(self._recorded) if self.completion is None else None
+        if found is None:
+            self.bars.show(None, text="", prompt="", running=False, tiles=tiles(None))
+        else:
+            run = completion_of(found.data["run"])
+            prompt, parts = found.data["prompt"], {"running": False, "tiles": tiles(run.trace)}
+            self.bars.show(run.trace, text=run.text, prompt=prompt, **parts)
+        self.origin.value = found.note() if found else ""
         self.status.set("idle", "Ready.")
 
     # --- the look -------------------------------------------------------------------------------------
@@ -224,7 +235,7 @@ class Switchboard:
 
     def _arrange(self) -> w.Box:
         machine = this_machine()
-        where = machine.gpu or say("{cpu}, {n} cores", cpu=machine.cpu, n=machine.n_cores)
+        where = machine.gpu or counted(machine.n_cores, "{cpu}, {n} core", "{cpu}, {n} cores", cpu=machine.cpu)
         head = w.HTML(
             f'<div class="lk-head"><div><div class="lk-title" style="font-size:22px">{say("Switchboard")}</div>'
             f'<div class="lk-sub">{say(WHAT)}</div></div>'
@@ -233,6 +244,7 @@ class Switchboard:
         answer = controls.stack(
             controls.row(self.run_button, self.stop_button, self.reset_button, self.status, middle=True),
             self.error,
+            self.origin,
             self.bars,
             *(extra.widget for extra in self.extras),
             self.table,
@@ -250,7 +262,7 @@ class Switchboard:
         display(self.widget)
 
 
-def _said(settings: Settings | None, n_characters: int = 240) -> str:
+def said_before(settings: Settings | None, n_characters: int = 240) -> str:
     """The prompt's end, as the text that the answer follows: below a question, on the line of a text."""
     if settings is None:
         return ""
