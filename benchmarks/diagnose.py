@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import httpx
 
@@ -99,9 +99,25 @@ def rows(name: str, report: Report, busy: float) -> str:
         ours = median(s.tpot_s or 0.0 for s in pace) * 1e3
         theirs = median(s.timings["predicted_ms"] / (s.timings["predicted_n"] - 1) for s in pace)
         lines.append(f"  a token       here {ours:8.2f} ms   server {theirs:8.2f} ms   ratio {ours / theirs:.3f}")
-    for what, mean in report.server_means.items():
-        lines.append(f"  its metrics   {what} {mean * 1e3:,.2f} ms in the mean over all probes")
+    seen = client_means(report)
+    for what, told_s in report.server_means.items():
+        line = f"  its metrics   {what:9} {told_s * 1e3:9,.2f} ms in the mean over all probes"
+        lines.append(
+            line + (f", here {seen[what] * 1e3:9,.2f} ms, ratio {seen[what] / told_s:.3f}" if what in seen else "")
+        )
     return "\n".join(lines)
+
+
+def client_means(report: Report) -> dict[str, float]:
+    """The client's own means over all probes, by the names of a server's metrics: seconds."""
+    answered = [s for s in report.streams if s.tokens and s.ttft_s is not None]
+    paced = [(s.tpot_s, len(s.tokens) - 1) for s in answered if s.tpot_s]
+    found = {}
+    if answered:
+        found["ttft_s"] = mean(s.ttft_s or 0.0 for s in answered)
+    if paced:
+        found["itl_s"] = sum(gap * n for gap, n in paced) / sum(n for _, n in paced)
+    return found
 
 
 def measure(name: str, url: str) -> None:

@@ -81,6 +81,7 @@ def write(folder: Path) -> Path:
     }
     (folder / "tokenizer.json").write_text(json.dumps(whole))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    names["chat_template"] = fields["tokenizer.chat_template"].contents()
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,6 +73,15 @@ def find_endpoint(
         raise ValueError("Triton names the model in the address: give model=..., or the full path of the stream.")
     whole = url.rstrip("/") if given is not None else base + path.format(model=model)
     return Endpoint(whole, spoken, model, server, api_key, verify)
+
+
+def without_chat(url: str, endpoint: Endpoint) -> Endpoint | None:
+    """The same server asked by /v1/completions; None when the user's address names the path to ask."""
+    if endpoint.dialect != "openai-chat" or _split(url)[1] is not None:
+        return None
+    return replace(
+        endpoint, url=endpoint.url.removesuffix("/chat/completions") + "/completions", dialect="openai-completions"
+    )
 
 
 def _split(url: str) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labkit.diagnose import pasted, server_side
 from labkit.diagnose.client import Client, Limits
-from labkit.diagnose.endpoint import Endpoint, ServerError, find_endpoint
+from labkit.diagnose.endpoint import Endpoint, ServerError, find_endpoint, without_chat
 from labkit.diagnose.measured import measure, measure_alone
 from labkit.diagnose.probes import Plan, Progress, Run, Target, Workload, carry_out, plan
 from labkit.diagnose.recording import Recording
@@ -41,16 +41,34 @@ def probe(
     """
     planned = plan(workload, budget=budget)
     endpoint = find_endpoint(url, dialect=dialect, model=model, api_key=api_key, verify=verify)
-    announce(planned.describe(endpoint.url))
+    limits = Limits(max_s=planned.budget.max_s, idle_s=min(60.0, planned.budget.max_s))
     before = server_side.read(endpoint)
-    with Client(endpoint, limits=Limits(max_s=planned.budget.max_s, idle_s=min(60.0, planned.budget.max_s))) as client:
-        run = carry_out(client, planned, progress=progress, should_stop=should_stop)
+
+    def sent(endpoint: Endpoint) -> Run:
+        announce(planned.describe(endpoint.url))
+        with Client(endpoint, limits=limits) as client:
+            return carry_out(client, planned, progress=progress, should_stop=should_stop)
+
+    run = sent(endpoint)
+    if dialect == "auto" and _has_no_chat(run) and (plain := without_chat(url, endpoint)):
+        announce(f"{endpoint.url} has no chat: its model has no chat template. Asked again without one.")
+        endpoint = plain
+        run = sent(endpoint)
+        run.notes.append("Measured by /v1/completions, since the server's model has no chat template.")
     if not run.streams:
         raise ServerError("nothing was sent: it was stopped before the first request.")
     if run.streams[0].error and not any(stream.tokens for stream in run.streams):
         raise ServerError(str(run.streams[0].error))
     server = server_side.between(before, server_side.read(endpoint)) if before else {}
     return conclude(run, planned, targets, where=endpoint.url, server=server, who=_who(endpoint))
+
+
+def _has_no_chat(run: Run) -> bool:
+    """Whether the first answer says that there is no chat here: no such path, or (vLLM) no template."""
+    first = run.streams[0] if run.streams else None
+    if first is None or first.tokens:
+        return False
+    return first.recording.status == 404 or "chat template" in (first.error or "").replace("_", " ").lower()
 
 
 def probe_target(

@@ -127,6 +127,8 @@ def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 return self._whole(400, json.dumps({"error": repr(error)}).encode())
             if self.path != DIALECTS[server.quirks.dialect].path.format(model="mock"):
+                if self.path == DIALECTS["openai-chat"].path and server.quirks.dialect == "openai-completions":
+                    return self._whole(400, b'{"error": {"message": "you must provide a chat template"}}')
                 return self._whole(404, b'{"error": "no such path"}')
             with contextlib.suppress(OSError):  # the reader left
                 self._stream(ask)

@@ -112,6 +112,20 @@ def test_the_waterfall_by_hand():
     assert fall.decode_ratio == pytest.approx(1.0)
 
 
+def test_a_model_without_a_chat_template_is_measured_all_the_same():
+    said: list[str] = []
+    with LoopbackServer(Quirks(dialect="openai-completions", decode_s=0.002, cold_s=0.0)) as server:
+        found = diagnose.probe(server.url, workload=SMALL, budget="small", announce=said.append)
+        with pytest.raises(ServerError, match="chat template"):
+            diagnose.probe(server.url + "/v1/chat/completions", workload=SMALL, announce=said.append)
+    assert found.where == f"{server.url}/v1/completions"
+    assert any("no chat template" in note for note in found.notes)
+    assert all(stream.complete for stream in found.streams)
+    assert "/v1/chat/completions" in said[0]
+    assert "no chat" in said[1]
+    assert "/v1/completions" in said[2]
+
+
 @pytest.mark.parametrize("dialect", ["openai-completions", "tgi", "triton"])
 def test_other_dialects_over_http(dialect):
     with LoopbackServer(Quirks(dialect=dialect, decode_s=0.002, ping_s=0.05, cold_s=0.2)) as server:
