@@ -110,13 +110,16 @@ def prompt(model: Any, args: Any) -> dict[str, Any]:
     """Four write; then a prompt of 2,000 tokens comes: the writers' p99 ITL, beside that of an undisturbed run."""
     ids = model.tokenizer.encode(WORDS * 200)[:2000]
     writers = [{"prompt": f"{n} is", "max_new_tokens": args.writer_tokens, "ignore_eos": True} for n in range(4)]
-    found: dict[str, list[float]] = {"undisturbed": [], "continuous": [], "chunked-prefill": []}
-    ttft: dict[str, list[float]] = {"continuous": [], "chunked-prefill": []}
+    late_policies: dict[str, Any] = {
+        "continuous": Continuous(max_requests=5),
+        f"chunked-prefill, {args.budget} tokens": ChunkedPrefill(max_requests=5, token_budget=args.budget),
+        "chunked-prefill, at most 2 times as slow": ChunkedPrefill(max_requests=5, max_slowdown=2.0),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ("undisturbed", *late_policies)}
+    ttft: dict[str, list[float]] = {name: [] for name in late_policies}
     for _ in range(args.rounds):
         for name in found:
-            policy: Any = Continuous(max_requests=5)
-            if name == "chunked-prefill":
-                policy = ChunkedPrefill(max_requests=5, token_budget=args.budget)
+            policy = late_policies.get(name, Continuous(max_requests=5))
             with Service(model, scheduler=policy, capacity_tokens=2048) as service:
                 requests = [service.submit(**one) for one in writers]
                 while requests[-1].sequence.n_new < 8:

@@ -19,6 +19,9 @@ def serve(
     scheduler: Annotated[str, typer.Option(help="See labkit components scheduler.")] = "chunked-prefill",
     max_requests: Annotated[int, typer.Option(help="Requests that run together.")] = 8,
     token_budget: Annotated[int, typer.Option(help="Tokens in one step (chunked-prefill).")] = 128,
+    max_slowdown: Annotated[
+        float, typer.Option(help="How much longer a step with prompts may take (chunked-prefill); 0: by the budget.")
+    ] = 0.0,
     cache: Annotated[str, typer.Option(help="How keys and values are kept: see labkit components kv_cache.")] = "paged",
     block_size: Annotated[
         int, typer.Option(help="Tokens in a block (paged): 8 wastes least on short texts, 32 reads fastest.")
@@ -56,7 +59,7 @@ def serve(
     settings: dict[str, Any] = {"max_requests": max_requests}
     names = {option.name for option in component.info.options}
     if "token_budget" in names:
-        settings["token_budget"] = token_budget
+        settings |= {"token_budget": token_budget, "max_slowdown": max_slowdown}
     assert component.config is not None
     loaded = labkit.load(model, dtype=dtype, device=device, weights=weights, backend=backend)
     with Service(

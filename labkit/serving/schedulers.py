@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from labkit.registry import option, register
+from labkit.registry import check_options, option, register
+from labkit.serving.pace import Pace
 from labkit.serving.queues import Queues
 from labkit.serving.request import Request
 
@@ -29,6 +30,9 @@ class Scheduler(Protocol):
     max_requests: int
 
     def plan(self, queues: Queues) -> Plan: ...
+
+    def note(self, n_decodes: int, n_prompt_tokens: int, seconds: float) -> None:
+        """What a step took, for schedulers that go by it."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,23 @@ class Continuous:
 
 @dataclass(frozen=True)
 class ChunkedPrefill:
-    """As continuous, with at most ``token_budget`` tokens a step: a long prompt comes in chunks beside the decodes."""
+    """As continuous, with at most ``token_budget`` tokens a step: a long prompt comes in chunks beside the decodes.
+
+    ``max_slowdown``: the chunks are chosen so that a step takes at most so many times as long as its decodes alone."""
 
     max_requests: int = option(8, low=1, high=256, step=1, help="requests in one step")
     token_budget: int = option(128, low=16, high=8192, step=16, help="tokens in one step, prompts and decodes together")
     order: str = option("arrival", choices=ORDERS, help="who is next among equal priorities")
+    max_slowdown: float = option(
+        0.0, low=0.0, high=100.0, step=0.5, help="how much longer a step with prompts may take; 0: by the budget alone"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if 0.0 < self.max_slowdown <= 1.0:
+            raise ValueError(
+                f"max_slowdown is {self.max_slowdown:g}: a step with prompts takes longer, so over 1, or 0."
+            )
 
 
 class StaticScheduler:
@@ -66,15 +82,29 @@ class StaticScheduler:
         joining = not queues.running
         return _fill(queues, budget=None, joining=joining, key=lambda request: request.rank)
 
+    def note(self, n_decodes: int, n_prompt_tokens: int, seconds: float) -> None:
+        pass
+
 
 class ContinuousScheduler:
     def __init__(self, config: Continuous | ChunkedPrefill) -> None:
         self.max_requests, self.order = config.max_requests, config.order
-        self.budget = config.token_budget if isinstance(config, ChunkedPrefill) else None
+        self.budget, self.pace = None, None
+        if isinstance(config, ChunkedPrefill):
+            self.budget = config.token_budget
+            self.pace = Pace(config.max_slowdown) if config.max_slowdown else None
 
     def plan(self, queues: Queues) -> Plan:
         key = queues.fair_key if self.order == "fair" else (lambda request: request.rank)
-        return _fill(queues, budget=self.budget, joining=True, key=key)
+        budget = self.budget
+        if budget is not None and self.pace is not None:
+            n_decodes = sum(queues.n_unseen(request) == 1 for request in queues.running)
+            budget = n_decodes + self.pace.tokens(n_decodes, max(1, budget - n_decodes))
+        return _fill(queues, budget=budget, joining=True, key=key)
+
+    def note(self, n_decodes: int, n_prompt_tokens: int, seconds: float) -> None:
+        if self.pace is not None:
+            self.pace.note(n_decodes, n_prompt_tokens, seconds)
 
 
 def _fill(queues: Queues, *, budget: int | None, joining: bool, key: Any) -> Plan:

@@ -237,6 +237,8 @@ class Service:
         for (request, n_tokens), stage, n in zip(plan, stages, n_before, strict=True):
             request.took_part(stage, start_s, record.end_s, n_tokens, record.phases)
             self.queues.count_served(request, n_tokens + request.sequence.n_new - n)
+        n_decodes = stages.count("decode")
+        self.scheduler.note(n_decodes, sum(limits.values()) - n_decodes, record.end_s - start_s)
         self._note(start_s, record.end_s, limits)
         for request, _ in plan:
             if request.sequence.finish_reason is not None:

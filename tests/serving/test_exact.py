@@ -43,6 +43,7 @@ schedulers = st.one_of(
         max_requests=st.integers(1, 4),
         token_budget=st.sampled_from((16, 32)),
         order=st.sampled_from(("arrival", "fair")),
+        max_slowdown=st.sampled_from((0.0, 2.0)),
     ),
 )
 caches = st.builds(

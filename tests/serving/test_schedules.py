@@ -16,6 +16,7 @@ from labkit.kvcache import Paged
 from labkit.serving import ChunkedPrefill, Continuous, Service, Static, TooBusy
 from labkit.serving.arrivals import Ask, Bursts, Fixed, Poisson, play, read_recorded
 from labkit.serving.figures import Timing, figures, figures_of, gantt, waste
+from labkit.serving.pace import Pace
 from labkit.serving.paper import n_steps
 
 pytestmark = pytest.mark.usefixtures("bookkeeping")
@@ -33,7 +34,9 @@ def served(model, scheduler, lengths, **options) -> Service:
 def test_every_policy_is_a_component():
     infos = {info.name: info for info in labkit.components("scheduler")}
     assert list(infos) == ["static", "continuous", "chunked-prefill"]
-    assert [option.name for option in infos["chunked-prefill"].options] == ["max_requests", "token_budget", "order"]
+    assert [option.name for option in infos["chunked-prefill"].options] == [
+        "max_requests", "token_budget", "order", "max_slowdown",
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="unknown scheduler 'fifo': choose one of static, continuous"):
         Service(None, scheduler="fifo")
 
@@ -61,6 +64,37 @@ def test_a_long_prompt_comes_in_chunks_beside_the_decodes(model):
     assert [moment.n_tokens for moment in service.moments] == [4, 16, 16, 16, 1 + 5, 2, 1, 1]
     trace = service.handle(long).result(timeout=0).trace
     assert [(step.stage, step.n_tokens) for step in trace.steps] == [("prefill", 50), ("decode", 1)]
+
+
+def test_chunks_follow_the_time_that_steps_take():
+    """A machine on which n decodes take 10 ms and each token of a prompt 3 more, later 6, with a spike."""
+    pace, each_s, sizes = Pace(2.0), 0.003, []
+    for step in range(120):
+        n = pace.tokens(4, 500)
+        each_s = 0.006 if step > 60 else each_s
+        seconds = 0.010 + each_s * n + (0.5 if step == 30 else 0.0)
+        pace.note(4, n, seconds)
+        sizes.append(n)
+    assert sizes[0] == 0  # what decodes take alone is seen first, and again now and then
+    assert 0 in sizes[1:]
+    assert max(sizes[20:30]) == 3  # 10 + 3 x 3 ms
+    assert sizes[31] == 1
+    assert max(sizes[50:60]) == 3
+    assert max(sizes[75:]) <= 2  # one more is tried now and then
+    assert pace.tokens(0, 500) == 500  # nobody waits
+
+
+def test_a_step_without_prompts_is_seen_first_and_everybody_ends(model):
+    service = Service(model, scheduler=ChunkedPrefill(max_requests=2, max_slowdown=2.0), start=False)
+    service.submit("x" * 4, max_new_tokens=30, ignore_eos=True)
+    service.step()
+    late = service.submit("y" * 40, max_new_tokens=2, ignore_eos=True)
+    while service.step():
+        pass
+    assert [moment.n_tokens for moment in service.moments][:2] == [4, 1]
+    assert late.sequence.n_new == 2
+    with pytest.raises(ValueError, match="over 1"):
+        ChunkedPrefill(max_slowdown=0.5)
 
 
 def test_a_higher_priority_takes_the_place_of_a_lower_one(model):

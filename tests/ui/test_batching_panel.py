@@ -55,12 +55,14 @@ def test_the_grid_names_who_shares(lab):
 
 
 def test_what_a_chunked_prompt_bought_is_said_either_way():
-    def rows(whole, chunked):
+    def rows(whole, *chunked):
         return [
-            {"writer's longest gap, ms": gap, "the newcomer's TTFT, ms": ttft}
-            for gap, ttft in ((whole, 100.0), (chunked, 200.0))
+            {"policy": name, "writer's longest gap, ms": gap, "the newcomer's TTFT, ms": ttft}
+            for name, gap, ttft in zip("ABC", (whole, *chunked), (100.0, 200.0, 350.0), strict=False)
         ]
 
+    best = paging.stalled(rows(200.0, 90.0, 40.0))
+    assert [words in best for words in ("**C**", "40 ms instead of 200 ms", "3.5 times")] == [True] * 3
     assert "40 ms instead of 200 ms" in paging.stalled(rows(200.0, 40.0))
     assert "2.0 times" in paging.stalled(rows(200.0, 40.0))
     assert "did not shorten" in paging.stalled(rows(100.0, 99.0))
