@@ -15,6 +15,7 @@ from labkit import registry
 from labkit.perf.verdict import CAUSES, REMEDIES
 from labkit.prompts import ready_prompts
 from labkit.ui import words
+from labkit.ui.panels import embedding_map
 from tests.ui.prose import sentences_of, strings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,7 @@ NO_WORDS = {"theme.py", "repository.py", "__init__.py", "session.py", "words/__i
 SAME_IN_EVERY_LANGUAGE = {
     *("pip install ", "pip install {}", "torch {}, labkit {}", "model name", "bottom right"),
     *("Once upon a time", "Explain in three sentences why the sky is blue.", "The capital of France is"),
+    *("The keys to the old wooden cabinet are on the", "top center", embedding_map.WORDS),
     *("the ceiling of decode", "inter-token latency", "the roofline", "sliding 128, {} sinks"),
 }
 """What code takes, what a model reads, and an exercise's name, which only a failing test says."""
