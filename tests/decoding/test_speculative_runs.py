@@ -9,7 +9,7 @@ import labkit
 from labkit import Pipeline, Sampling, registry
 from labkit.decoding import DraftModel, PromptLookup
 from labkit.decoding.drafters import Draft
-from labkit.decoding.replay import replay
+from labkit.decoding.replay import replay, replays
 from labkit.kvcache.paged import Paged
 from labkit.kvcache.quantized_kinds import Int8
 from labkit.kvcache.sliding import Sliding
@@ -244,9 +244,29 @@ def test_a_replay_takes_the_rounds_that_the_run_takes(target, n_draft, sampling)
     lookup = PromptLookup(n_draft=n_draft)
     plain, drafted = (run(target, drafter=drafter, sampling=sampling, seed=3) for drafter in (None, lookup))
     ids = [*plain.prompt_ids, *plain.token_ids]
-    (found,) = replay(ids, len(plain.prompt_ids), lookup)
-    taken = drafted.trace.meta["speculation"]["rounds"]
-    assert list(found.rounds) == [(len(r["proposed"]), r["n_accepted"] + 1) for r in taken]
+    (found,) = replay(target, ids, len(plain.prompt_ids), lookup)
+    assert list(found.rounds) == rounds_of(drafted)
+
+
+@pytest.mark.parametrize("name", ["trained-head", "early-exit", "draft-model"])
+def test_a_replay_of_computed_guesses_takes_them_too(target, drafters, plain, name):
+    drafted = run(target, drafter=drafters[name])
+    ids = [*plain().prompt_ids, *plain().token_ids]
+    (found,) = replay(target, ids, len(plain().prompt_ids), drafters[name])
+    assert list(found.rounds) == rounds_of(drafted)
+
+
+def test_what_a_model_lacks_is_left_out_of_the_replays(target):
+    plain = run(target)
+    ids = [*plain.prompt_ids, *plain.token_ids]
+    found = replays(target, ids, len(plain.prompt_ids))
+    assert {r.drafter for r in found} == {"prompt-lookup"}  # nobody trained a head for this model
+    assert not replays(target, ids, len(plain.prompt_ids), should_stop=lambda: True)
+
+
+def rounds_of(completion):
+    rounds = completion.trace.meta["speculation"]["rounds"]
+    return [(len(r["proposed"]), r["n_accepted"] + 1) for r in rounds]
 
 
 def test_a_completion_says_what_the_model_read(target):

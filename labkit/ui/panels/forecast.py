@@ -12,7 +12,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from labkit.decoding.replay import replay
+from labkit.decoding.replay import replays
 from labkit.perf import advice as advising
 from labkit.perf import hardware
 from labkit.perf import rates as rates_module
@@ -104,16 +104,18 @@ class AdviceCard:
     def advise(self) -> None:
         """Forecast every other switch."""
         config, engine, trace = self._subject()
-        goal, n_new, ids = self.goal.value, trace.n_tokens, self._ids
+        goal, n_new, ids, model = self.goal.value, trace.n_tokens, self._ids, self._model
 
         def work(job: Job) -> advising.Advice:
+            job.progress(0.0, "What drafters would have guessed of this text ...")
+            seen = replays(model, *ids, backend=engine.backend, should_stop=job.stop_event.is_set) if ids else []
             return advising.what_would_help(
                 config,
                 engine,
                 n_prompt_tokens=trace.n_prompt_tokens,
                 n_new_tokens=n_new,
                 goal=goal,
-                outlooks=[Outlook("prompt-lookup", r.rounds, r.guess_s) for r in replay(*ids)] if ids else (),
+                outlooks=[Outlook(r.drafter, r.rounds, r.guess_s) for r in seen],
                 progress=job.progress,
             )
 
