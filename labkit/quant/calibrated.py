@@ -65,7 +65,8 @@ class GPTQ(Calibrated):
     bits: int = option(4, choices=(2, 3, 4, 8), help="bits a weight, scales not counted")
     group_size: int = option(64, choices=grid.GROUP_SIZES, help="weights that share a scale")
     kind: str = option("asymmetric", choices=KINDS, help="with a stored zero point, or without")
-    act_order: bool = option(False, choices=(False, True), help="largest inputs first")
+    act_order: bool = option(True, choices=(False, True), help="largest inputs first")
+    clip: bool = option(True, choices=(False, True), help="search how far to cut each group's outliers")
     damping: float = option(0.01, low=0.001, high=1.0, step=0.001, help="share of the mean input added to each")
     head: str = option("int8", choices=("int8", "same"), help="how the head and a tied embedding are held")
     n_tokens: int = option(8192, low=512, high=131_072, step=512, help="tokens of calibration text")
@@ -76,7 +77,9 @@ class GPTQ(Calibrated):
         for site in sites:
             order = gptq.order_of(site.hessian, damping=self.damping, act_order=self.act_order)
             parts = [linears[name].weight for name in site.names]
-            found = gptq.round_columns(torch.cat(parts), order, Grid(self.bits, self.kind), self.group_size)
+            found = gptq.round_columns(
+                torch.cat(parts), order, Grid(self.bits, self.kind), self.group_size, clip=self.clip
+            )
             at = 0
             for name, part in zip(site.names, parts, strict=True):
                 made[name] = linear_of(found.rows(slice(at, at + len(part))), linears[name].bias)

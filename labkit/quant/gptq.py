@@ -53,8 +53,11 @@ def order_of(hessian: Tensor, *, damping: float = 0.01, act_order: bool = False)
     return Order(columns, torch.linalg.cholesky(inverse, upper=True).float(), dead)
 
 
-def round_columns(weight: Tensor, order: Order, grid: Grid, group_size: int) -> Groups:
+def round_columns(weight: Tensor, order: Order, grid: Grid, group_size: int, *, clip: bool = False) -> Groups:
     """W (N, K) to the grid, column by column. Raises ValueError when group_size does not divide K.
+
+    ``clip``: a group's grid may leave its outermost weights outside, where that makes the group's own part of the loss
+    smaller, the sum of ((w_k - q_k) / U_kk)^2.
 
     Columns in their own order: a group's grid is fitted when its first column comes, to what W has become by then.
     Another order: the grids are fitted to W as it came, so that a group stays a run of neighbouring inputs and nobody
@@ -66,7 +69,13 @@ def round_columns(weight: Tensor, order: Order, grid: Grid, group_size: int) -> 
     w = weight.float().clone()
     w[:, dead] = 0.0
     static = not torch.equal(columns, torch.arange(n_in))
-    grids = [grid.fit(w[:, at : at + group_size]) for at in range(0, n_in, group_size)] if static else []
+    importance = torch.empty(n_in)
+    importance[columns] = torch.diagonal(factor).square().reciprocal()
+
+    def fitted(groups: Tensor, first: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return grid.search(groups, importance[first : first + group_size]) if clip else grid.fit(groups)
+
+    grids = [fitted(w[:, at : at + group_size], at) for at in range(0, n_in, group_size)] if static else []
     turned = w[:, columns].t().contiguous()  # (K, N): a column of W is a run of memory
     codes = torch.empty((n_in, n_out), dtype=torch.uint8)
     for start in range(0, n_in, BLOCK):
@@ -76,7 +85,7 @@ def round_columns(weight: Tensor, order: Order, grid: Grid, group_size: int) -> 
             turn = start + i
             group = int(columns[turn]) // group_size
             if not static and turn % group_size == 0:
-                grids.append(grid.fit(block[i : i + group_size].t()))
+                grids.append(fitted(block[i : i + group_size].t(), turn))
             code = grid.round(block[i][:, None], *grids[group])
             codes[turn] = code[:, 0].to(torch.uint8)
             error = (block[i] - grid.values(code, *grids[group])[:, 0]) / factor[turn, turn]

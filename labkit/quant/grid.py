@@ -27,6 +27,8 @@ PIECE_VALUES = 2**18
 TINY = 6e-8
 """The smallest float16 scale: an all-zero group keeps a scale that can be divided by."""
 KINDS = ("symmetric", "asymmetric", "minimum")
+N_RANGES, RANGE_STEP = 13, 0.04
+"""Ranges that ``search`` tries: from the whole one down to 52 % of it."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,25 @@ class Grid:
         low, high = low.clamp_max(0.0), high.clamp_min(0.0)
         scales = as_half((high - low) / top)
         return scales, torch.round(-low / scales.float()).clamp_(0, top).to(torch.uint8), None
+
+    def search(self, groups: Tensor, importance: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """As ``fit``, on the narrower range that errs least: sum of importance (group_size,) times error squared. What
+        lies outside is cut off, and the rest is met more finely."""
+        best: list[Tensor | None] = []
+        least = torch.full(groups.shape[:-1], float("inf"))
+        for step in range(N_RANGES):
+            inner = groups * (1.0 - RANGE_STEP * step)
+            found = self.fit(inner)
+            error = (self.values(self.round(groups, *found), *found) - groups).square_().mul_(importance).sum(dim=-1)
+            better = error < least
+            least = torch.where(better, error, least)
+            best = [
+                None if new is None else torch.where(better, new, old if old is not None else new)
+                for new, old in zip(found, best or (None, None, None), strict=True)
+            ]
+        scales, zeros, minima = best
+        assert scales is not None
+        return scales, zeros, minima
 
     def round(self, w: Tensor, scales: Tensor, zeros: Tensor | None, minima: Tensor | None) -> Tensor:
         """The codes (float) nearest to w (..., n): what ``fit`` chose is (...)."""

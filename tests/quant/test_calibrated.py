@@ -87,13 +87,40 @@ def test_gptq_loses_less_of_the_output_than_rounding(layer, bits, kind):
     weight, x = layer
     hessian, grid = x.T @ x / T, Grid(bits, kind)
     plain = grid.nearest(weight, 64).dequantize()
-    for act_order in (False, True):
+    for act_order, clip in ((False, False), (True, False), (False, True), (True, True)):
         order = gptq.order_of(hessian, act_order=act_order)
-        found = gptq.round_columns(weight, order, grid, 64).dequantize()
+        found = gptq.round_columns(weight, order, grid, 64, clip=clip).dequantize()
         lost, before = (gptq.output_error(weight, q, hessian) for q in (found, plain))
         true = ((weight - found) @ x.T).square().sum() / (weight @ x.T).square().sum()
         assert lost == pytest.approx(float(true), rel=1e-3)
         assert lost < 0.95 * before
+
+
+@pytest.mark.parametrize("kind", ["asymmetric", "symmetric", "minimum"])
+def test_a_searched_range_is_the_best_of_thirteen(kind):
+    """By hand, in float64: each range's grid, each weight's error, weighed."""
+    groups, importance = torch.randn(5, 32) ** 3, torch.rand(32) + 0.1
+    grid = Grid(3, kind)
+    found = grid.search(groups, importance)
+    errors = []
+    for n in range(13):
+        low, high = groups.double().amin(1) * (1 - 0.04 * n), groups.double().amax(1) * (1 - 0.04 * n)
+        if kind == "symmetric":
+            scale, shift = torch.maximum(-low, high) / 3.5, None
+        elif kind == "asymmetric":
+            scale = (high.clamp_min(0) - low.clamp_max(0)) / 7
+            shift = -torch.round(-low.clamp_max(0) / scale.half().double()) * scale.half().double()
+        else:
+            scale, shift = (high - low) / 7, low.half().double()
+        scale = scale.half().double()
+        shift = -4 * scale if shift is None else shift
+        codes = torch.round((groups.double() - shift[:, None]) / scale[:, None]).clamp(0, 7)
+        errors.append((((codes * scale[:, None] + shift[:, None]) - groups) ** 2 * importance).sum(1))
+    chosen = grid.values(grid.round(groups, *found), *found)
+    made = ((chosen - groups) ** 2 * importance).sum(1).double()
+    torch.testing.assert_close(made, torch.stack(errors).amin(0), rtol=1e-3, atol=1e-6)
+    whole = grid.fit(groups)
+    assert made.sum() < ((grid.values(grid.round(groups, *whole), *whole) - groups) ** 2 * importance).sum()
 
 
 def test_awq_scales_are_the_best_of_the_twenty(layer):
