@@ -6,7 +6,7 @@
 #   JOBS=2              test processes side by side;  TESTS=tests/tokenizer  only these unit tests
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test unit notebooks browser lint format types bench prepare doctor badges clean
+.PHONY: help lab demo test unit notebooks browser lint format types bench prepare doctor badges offline-bundle clean
 
 VENV ?= .venv
 JOBS ?= 2
@@ -41,6 +41,7 @@ help:  ## what can be done here
 	@echo "make lint     ruff, pyright, and that notebooks are stripped;  make format  mends what can be mended"
 	@echo "make bench    every figure that the README and the lessons state, measured on this machine"
 	@echo "make badges   Colab and Binder links to your copy: make badges REPO=owner/name"
+	@echo "make offline-bundle  wheels, model and notebooks in dist/labkit-offline, for a class without a network"
 	@echo "make doctor   what works on this machine, what does not, and what to do about it"
 	@echo "make clean    remove .venv and build products (the fetched model stays in your cache folder)"
 
@@ -121,6 +122,10 @@ $(DEV): | $(PY)
 
 badges:
 	@$(PYTHON) .ci/badges.py "$(REPO)"
+
+# PIP_FLAGS chooses torch's build here too.
+offline-bundle: $(LAB)
+	@$(PY) .ci/offline_bundle.py -q --disable-pip-version-check $(PIP_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
