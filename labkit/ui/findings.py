@@ -13,8 +13,21 @@ from labkit.ui.words import counted, say, sentences
 
 CLEARLY = 1.15
 """A ratio of medians below this is not called a difference."""
+SAME = 1.05
+"""A ratio of medians below this is said as "as long"."""
 NEAR_CEILING = 50.0
 """Per cent of a ceiling from which a step is said to be bound by it."""
+
+
+def takes(ratio: float) -> str:
+    """What follows "a token takes": how long, where the other way took ``ratio`` times as long.
+
+    >>> takes(2.0), takes(1.01), takes(0.5)
+    ('2.0 times less time', 'as long', '2.0 times as long')
+    """
+    if ratio >= SAME:
+        return say("{n:.1f} times less time", n=ratio)
+    return say("{n:.1f} times as long", n=1 / ratio) if ratio <= 1 / SAME else say("as long")
 
 
 def crossing(data: Mapping[str, Any]) -> str:

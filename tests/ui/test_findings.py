@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from labkit.ui import findings
 from labkit.ui.compare import Comparison, in_turn
+from labkit.ui.panels import batching, cache_toggle, capstone, quantization, race, roofline
+from labkit.ui.recorded import recording
 
 # Made-up results of the kind that lessons 03, 05, 06 and 07 give on a fast machine, a slow one and a busy one,
 # chosen so that each branch of a sentence is taken. They are not recordings.
@@ -34,6 +37,25 @@ MACHINES = {
         "dots": [(1, 300.0, 0.2, 7.0), (64, 900.0, 8.0, 3.0)],
     },
 }
+
+
+# Lessons 09 and 14 on the same three: bytes are counted and alike, times are made up.
+TOKEN_MS = {
+    "fast": {"unpacked": 9.0, "stored": 4.0, "int8": 5.0, "int4": 3.2, "int3": 30.0},
+    "slow": {"unpacked": 40.0, "stored": 41.0, "int8": 39.5, "int4": 40.5, "int3": 300.0},
+    "busy": {"unpacked": 90.0, "stored": 130.0, "int8": 60.0, "int4": 140.0, "int3": 95.0},
+}
+MEGABYTES = {"unpacked": 538.0, "stored": 97.0, "int8": 143.0, "int4": 76.0, "int3": 59.0}
+
+
+def recorded_toggle():
+    return cache_toggle.draw_recorded(recording("cache-toggle").data)
+
+
+def contradictions(said: str) -> list[str]:
+    """Phrases that deny themselves: a gain below one, a loss below one."""
+    gains = re.findall(r"([\d.]+) times\*{0,2} (?:less time|as long|as fast|less\b|more\b)", said)
+    return [gain for gain in gains if float(gain) < 1.0]
 
 
 def dots(rows):
@@ -70,6 +92,63 @@ def test_no_sentence_contradicts_what_a_machine_measured(machine):
         assert ("arithmetic binds" in words) == (mfu >= 50 and mfu > mbu)
     took = seen["dots"][1][1] / seen["dots"][0][1]
     assert f"took {took:.1f} times" in gain
+
+
+@pytest.mark.parametrize("machine", TOKEN_MS)
+def test_fewer_bits_are_called_faster_only_where_they_were(machine):
+    ms = TOKEN_MS[machine]
+    rows = [
+        {"weights": name, "MB": MEGABYTES[name], "perplexity": 10.0, "ms a token": ms[name], "computed by": "fused"}
+        for name in MEGABYTES
+    ]
+    data = {"rows": rows, "busy": machine == "busy"}
+    said = [quantization._weighed(data), *quantization.found(data)]
+    assert not contradictions(" ".join(said))
+    for sentence, name in ((said[0], "int4"), (said[2], "stored"), (said[3], "int8")):
+        ratio = ms["unpacked"] / ms[name]
+        assert ("times less time" in sentence) == (ratio >= findings.SAME), sentence
+        assert ("times as long" in sentence) == (ratio <= 1 / findings.SAME), sentence
+    assert ("no faster here" in said[1]) == (ms["unpacked"] / ms["int4"] < 1.05)
+
+    def request(name):
+        return {"weights": name, "short: first token, ms": 3 * ms[name], "long: per token, ms": ms[name]}
+
+    helped = capstone.where_it_helps([request("unpacked"), request("stored")])
+    ratio = ms["unpacked"] / ms["stored"]
+    assert helped.count("times less") == (2 if ratio >= 1.1 else 0)
+    assert helped.count("times more") == (2 if ratio <= 1 / 1.1 else 0)
+
+
+def test_no_sentence_contradicts_what_was_recorded():
+    """Real runs, of the machine that each names (``data/recorded``)."""
+    result = recorded_toggle()
+    medians = result.data["medians_ms"]
+    actual, words = findings.toggled(result.data)
+    assert ("no difference" in words) == (actual is None) == (medians["none"] / medians["contiguous"] < 1.15)
+    assert not contradictions(f"{words} {result.summary}")
+    for name in ("roofline", "roofline-plain"):
+        seen = roofline.draw_recorded(recording(name).data).data["dots"]
+        for words, dot in zip(findings.roofline(seen)[:2], (seen[0], seen[-1]), strict=True):
+            assert ("neither" in words) == (max(dot["MFU %"], dot["MBU %"]) < 50)
+    for name, draw in (("race", race.race_result), ("batching", batching.served_result)):
+        compared = draw(recording(name).data).data["comparison"]
+        slower = max(compared.values, key=lambda each: sorted(compared.values[each])[1])
+        assert not compared.clear or compared.words().startswith(f"**{slower}** took")
+        assert ("busy" in compared.words()) == compared.busy
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_summary_of_the_switch_says_which_way_it_went(machine):
+    raw = recording("cache-toggle").data
+    factor = {"fast": 1.0, "slow": 4.0, "busy": 0.0}[machine]  # 0: every token takes as long as the next
+    traces = []
+    for each in raw["traces"]:
+        gaps = [b - a for a, b in pairwise(each["token_s"])]
+        gaps = [0.5 if not factor else gap * factor for gap in gaps]
+        traces.append(each | {"token_s": list(accumulate(gaps, initial=0.3)), "wall_s": 99.0})
+    result = cache_toggle.draw_recorded(raw | {"traces": traces})
+    assert not contradictions(result.summary)
+    assert ("takes **as long**" in result.summary) == (not factor)
 
 
 def test_texts_that_part_are_a_finding_and_say_where():

@@ -15,7 +15,7 @@ from labkit import registry
 from labkit.perf.verdict import CAUSES, REMEDIES
 from labkit.prompts import ready_prompts
 from labkit.ui import words
-from labkit.ui.panels import embedding_map
+from labkit.ui.panels import batching, embedding_map
 from tests.ui.prose import sentences_of, strings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +25,11 @@ ENTRIES = words.catalogue(CHINESE).words
 
 NOT_YET = {
     *("panels/cache_toggle.py", "panels/token_bill.py"),
-    *("panels/attention.py", "panels/batching.py", "panels/capstone.py"),
+    *("panels/attention.py", "panels/capstone.py"),
     *("panels/inside.py", "panels/kv_cache.py"),
     *("panels/long_context.py", "panels/mystery.py", "panels/own_server.py", "panels/paging.py"),
     *("panels/quantization.py", "panels/quantization_exercise.py"),
-    *("panels/quantization_layers.py", "panels/race.py", "panels/rope.py"),
+    *("panels/quantization_layers.py", "panels/rope.py"),
     *("panels/sampling.py", "panels/shrink.py", "panels/speculative.py"),
     *("panels/together.py", "panels/tokenizer.py"),
 }
@@ -40,6 +40,7 @@ SAME_IN_EVERY_LANGUAGE = {
     *("pip install ", "pip install {}", "torch {}, labkit {}", "model name", "bottom right"),
     *("Once upon a time", "Explain in three sentences why the sky is blue.", "The capital of France is"),
     *("The keys to the old wooden cabinet are on the", "top center", embedding_map.WORDS),
+    *("decode steps of static batches", *batching.SUBJECTS),
     *("the ceiling of decode", "inter-token latency", "the roofline", "sliding 128, {} sinks"),
 }
 """What code takes, what a model reads, and an exercise's name, which only a failing test says."""

@@ -19,6 +19,7 @@ from labkit.ui.compare import Comparison
 from labkit.ui.controls import slider
 from labkit.ui.exercise import Exercise
 from labkit.ui.experiment import Experiment, Result
+from labkit.ui.words import say, sentences
 
 STATIC, CONTINUOUS = "static", "continuous"
 SUBJECTS = ("The sea", "A clock", "The old bridge", "Winter", "A letter", "The market", "My neighbour", "A small boat")
@@ -61,7 +62,7 @@ def measure(lab: Any, job: Any, *, n_requests: int, longest: int, together: int,
     seconds: dict[str, list[float]] = {name: [] for name in policies}
     shown: dict[str, list[dict[str, Any]]] = {}
     served: dict[str, list[Request]] = {}
-    job.progress(0.0, "warming up")
+    job.progress(0.0, say("warming up"))
     serve_all(lab, policies[CONTINUOUS], [("The", 3)] * together)
     with BusyWatch() as busy:
         for turn in range(turns):
@@ -69,7 +70,8 @@ def measure(lab: Any, job: Any, *, n_requests: int, longest: int, together: int,
 
                 def watch(requests: list[Request], to: Service, name: str = name, at: int = 2 * turn + idx) -> None:
                     done = sum(request.sequence.ended.is_set() for request in requests) / len(requests)
-                    job.progress((at + done) / (2 * turns), f"turn {at // 2 + 1} of {turns}: {name}")
+                    where = {"turn": at // 2 + 1, "turns": turns, "policy": name}
+                    job.progress((at + done) / (2 * turns), say("turn {turn} of {turns}: {policy}", **where))
                     job.show(Result(gantt_figure({**shown, name: _so_far(requests, to.timer.now_s())})))
 
                 served[name] = serve_all(lab, scheduler, asked, watch)
@@ -128,7 +130,7 @@ def gantt_figure(shown: dict[str, list[dict[str, Any]]]) -> Any:
                 continue
             bar = go.Bar(
                 orientation="h",
-                name=label,
+                name=say(label),
                 legendgroup=kind,
                 showlegend=kind not in legend,
                 y=[piece["request"] - first + 1 for piece in pieces],
@@ -139,15 +141,15 @@ def gantt_figure(shown: dict[str, list[dict[str, Any]]]) -> Any:
                     "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": "#16161a", "fgopacity": 0.6},
                     "line": {"width": 0},
                 },
-                hovertemplate="request %{y}: " + label + " %{x:.2f} s<extra></extra>",
+                hovertemplate=say("request %{{y}}: {what} %{{x:.2f}} s", what=say(label)) + "<extra></extra>",
             )
             figure.add_trace(bar, row, 1)
             legend.add(kind)
     theme.figure_layout(figure, height=90 + 210 * len(names))
     look = {name: figure.layout.xaxis[name] for name in ("gridcolor", "linecolor", "zerolinecolor", "ticks")}  # type: ignore[attr-defined]
     figure.update_xaxes(**look, automargin=True)
-    figure.update_yaxes(**look, automargin=True, autorange="reversed", title_text="request", dtick=2)
-    figure.update_xaxes(title_text="seconds since they came", row=len(names), col=1)
+    figure.update_yaxes(**look, automargin=True, autorange="reversed", title_text=say("request"), dtick=2)
+    figure.update_xaxes(title_text=say("seconds since they came"), row=len(names), col=1)
     figure.update_layout(barmode="overlay", bargap=0.25, legend={"y": 1.06})
     return figure
 
@@ -185,9 +187,9 @@ def same_alone(lab: Any, run: dict[str, Any]) -> str:
     said = []
     for n, (prompt, n_tokens) in enumerate(run["asked"][:2]):
         alone = lab.pipeline().generate(prompt, max_new_tokens=n_tokens, ignore_eos=True)
-        names = f"request {n + 1} in the batch", "alone"
+        names = say("request {n} in the batch", n=n + 1), say("alone")
         said.append(findings.same_text(run["token_ids"][CONTINUOUS][n], alone.token_ids, names))
-    return " ".join(said)
+    return sentences(*said)
 
 
 # --- how far the weights' one reading goes
@@ -221,7 +223,7 @@ STEPS = Exercise(
     hints=(
         "Cut the list into batches of `together`, in their order. When has a batch ended?",
         "A batch takes as many steps as its longest answer has tokens.",
-        "sum(max(tokens[i : i + together]) for i in range(0, len(tokens), together))",
+        "`sum(max(tokens[i : i + together]) for i in range(0, len(tokens), together))`",
     ),
 )
 

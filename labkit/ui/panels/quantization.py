@@ -25,6 +25,7 @@ from labkit.quant.format import replace_linears
 from labkit.ui import theme
 from labkit.ui.controls import slider
 from labkit.ui.experiment import Experiment, Result
+from labkit.ui.findings import takes
 from labkit.ui.panels.article_claims import LLAMA_7B
 from labkit.ui.panels.quantization_exercise import GROUPS, QUIZ  # noqa: F401 - with the lesson's panels
 
@@ -173,7 +174,7 @@ def _weighed(data: dict[str, Any]) -> str:
     return (
         f"int4 takes {plain['MB'] / four['MB']:.1f} times fewer bytes than unpacked weights, its perplexity changes "
         f"by {four['perplexity'] / plain['perplexity'] - 1:+.0%}, and a token takes "
-        f"{plain['ms a token'] / four['ms a token']:.1f} times less time."
+        f"{takes(plain['ms a token'] / four['ms a token'])}."
     )
 
 
@@ -201,13 +202,13 @@ def found(data: dict[str, Any]) -> list[str]:
     said.append(
         f"`stored`, the file's own blocks, is {stored['MB']:.0f} MB and changes perplexity by "
         f"{stored['perplexity'] / plain['perplexity'] - 1:+.2%}: nothing is rounded a second time. A token takes "
-        f"{plain['ms a token'] / stored['ms a token']:.1f} times less time than unpacked."
+        f"{takes(plain['ms a token'] / stored['ms a token'])}, measured beside unpacked."
     )
     eight_faster = plain["ms a token"] / eight["ms a token"]
     width = plain["MB"] / eight["MB"]
     said.append(
         f"“INT8 halves latency”: against these unpacked weights int8 has {width:.1f} times fewer bytes and takes "
-        f"{eight_faster:.1f} times less time."
+        f"{takes(eight_faster)}."
     )
     cost = four["perplexity"] / plain["perplexity"] - 1
     if cost > 0.05:

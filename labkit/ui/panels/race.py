@@ -18,6 +18,7 @@ from labkit.ui.compare import Comparison
 from labkit.ui.controls import choice, slider
 from labkit.ui.experiment import Experiment, Result
 from labkit.ui.session import shelf
+from labkit.ui.words import say, sentences
 
 TURNS = 3
 SHOWN_PROMPT = 120
@@ -47,7 +48,7 @@ def presets() -> dict[str, tuple[Lane, Lane]]:
     }
     drafters = [info.name for info in labkit.components("drafter") if info.unavailable is None]
     if drafters:
-        drafted = Lane(f"drafts by {drafters[0]}", {"drafter": drafters[0]})
+        drafted = Lane("with a drafter", {"drafter": drafters[0]})
         found["with and without speculation"] = (drafted, Lane("one token at a time", {}))
     return found
 
@@ -76,28 +77,32 @@ def lanes_html(
     for name, text, token_s in zip(names, texts, times, strict=True):
         n = sum(at <= now_s for at in token_s)
         ended = now_s >= token_s[-1]
-        state = f"done after {token_s[-1]:.2f} s" if ended else f"{n} of {len(token_s)} tokens"
+        state = say("{n} of {all} tokens", n=n, all=len(token_s))
+        if ended:
+            state = say("done after {took:.2f} s", took=token_s[-1])
         share = 100 * min(1.0, now_s / token_s[-1]) if token_s[-1] else 100.0
         lanes.append(
             '<div class="lk-lane">'
-            f'<div class="lk-stage-name">{escape(name)} · <span class="lk-num">{state}</span></div>'
+            f'<div class="lk-stage-name">{escape(say(name))} · <span class="lk-num">{state}</span></div>'
             f'<div class="lk-progress" aria-hidden="true"><i style="width:{share:.0f}%"></i></div>'
             f'<div class="lk-lane-text"><span class="lk-muted">{escape(asked)}</span>{escape(text)}</div></div>'
         )
-    clock = f'<div class="lk-muted" role="timer">replay · {now_s:.1f} s on the runs\' own clock</div>'
+    words = say("replay · {now:.1f} s on the runs' own clock", now=now_s)
+    clock = f'<div class="lk-muted" role="timer">{words}</div>'
     return f'{clock}<div class="lk-lanes">{"".join(lanes)}</div>'
 
 
 def measure_race(job: Any, *, race: str, prompt: str, n_tokens: int, speed: float) -> Result:
     """Both lanes in turn, three times; then the middle run of each is replayed, ``speed`` times as fast as it was."""
     lanes = presets()[race]
-    job.progress(-1, "loading the model")
+    job.progress(-1, say("loading the model"))
     model = shelf.get(weights=lanes[0].weights)
     runs: dict[str, list[Completion]] = {lane.name: [] for lane in lanes}
     with BusyWatch() as watch:
         for turn in range(TURNS):
             for idx, lane in enumerate(lanes):
-                job.progress((2 * turn + idx) / (2 * TURNS), f"running {lane.name}, turn {turn + 1} of {TURNS}")
+                at = {"name": say(lane.name), "turn": turn + 1, "turns": TURNS}
+                job.progress((2 * turn + idx) / (2 * TURNS), say("running {name}, turn {turn} of {turns}", **at))
                 handle = labkit.Pipeline(model, **lane.switches).run(prompt, max_new_tokens=n_tokens, ignore_eos=True)
                 while handle.running:
                     if job.stop_event.wait(0.05):
@@ -123,7 +128,7 @@ def replay(job: Any, pieces: Mapping[str, Sequence[tuple[float, str]]], prompt: 
     started, now_s = time.perf_counter(), 0.0
     while now_s < end_s and not job.stopped:
         now_s = min(end_s, (time.perf_counter() - started) * speed)
-        job.progress(now_s / end_s, "replaying both on one clock")
+        job.progress(now_s / end_s, say("replaying both on one clock"))
         texts = [shown_at(lane, now_s) for lane in pieces.values()]
         job.show(Result(extra=lanes_html(list(pieces), texts, times, now_s, prompt)))
         job.stop_event.wait(0.1)
@@ -137,13 +142,14 @@ def race_result(raw: dict[str, Any]) -> Result:
     end_s = max(lane[-1] for lane in times)
     texts = [shown_at(lane, end_s) for lane in pieces.values()]
     same = ids[0] == ids[1]
-    summary = f"The whole answer: {compared.words()} The texts are {'the same' if same else 'not the same'}."
+    texts_are = say("The texts are the same.") if same else say("The texts are not the same.")
+    summary = sentences(say("The whole answer:"), compared.words(), texts_are)
     rows = []
     for name, token_s in zip(pieces, times, strict=True):
         trace = Trace((), tuple(token_s), median(wall_s[name]))
         rows.append(
             {
-                "lane": name,
+                "lane": say(name),
                 "first token, ms": (trace.ttft_s or 0.0) * 1e3,
                 "time per token, ms": trace.summary()["itl_median_ms"],
                 "whole answer, s": trace.wall_s,

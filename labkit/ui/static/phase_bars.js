@@ -98,8 +98,9 @@ function render({ model, el }) {
         piece.title = segment.title;
         const room = segment.share * width;
         const percent = Math.round(100 * segment.share) + " %";
-        const need = 7.2 * segment.label.replace(/[^\x00-\u02ff]/g, "xx").length + 14; // a Chinese sign is as wide as two
-        put(piece, room > need + 40 ? segment.label + "  " + percent : room > need ? segment.label : "");
+        const letter = 0.576 * parseFloat(getComputedStyle(piece).fontSize || 12.5);
+        const need = letter * segment.label.replace(/[^\x00-\u02ff]/g, "xx").length + 14; // a Chinese sign is as wide as two
+        put(piece, room > need + 5.6 * letter ? segment.label + "  " + percent : room > need ? segment.label : "");
       });
     });
     sync(legend, state.legend || [], (item) => item.name, () => {
