@@ -24,7 +24,7 @@ CHINESE = "zh-CN"
 ENTRIES = words.catalogue(CHINESE).words
 
 NOT_YET = {
-    *("panels/cache_toggle.py", "panels/token_bill.py"),
+    "panels/token_bill.py",
     *("panels/attention.py", "panels/capstone.py"),
     *("panels/inside.py", "panels/kv_cache.py"),
     *("panels/long_context.py", "panels/mystery.py", "panels/own_server.py", "panels/paging.py"),

@@ -19,8 +19,10 @@ from labkit.ui.errors import guarded
 from labkit.ui.experiment import Experiment, Result
 from labkit.ui.findings import takes
 from labkit.ui.recorded import trace_data, trace_of
+from labkit.ui.words import counted, say
 
 ON, OFF = "contiguous", "none"
+CEILING_HERE = "ceiling: no faster here"
 N_TURNS = 3
 
 
@@ -41,7 +43,8 @@ def measure_toggle(lab: Any, job: Any, panel: Any, *, prompt: str, n_tokens: int
                     if live.meta["kv_cache"] != kind:
                         run.use_cache(kind)
                 share = (turn + min(1.0, live.n_tokens / n_tokens)) / N_TURNS
-                job.progress(share, f"run {turn + 1} of {N_TURNS}, token {live.n_tokens} of {n_tokens}")
+                at = {"run": turn + 1, "runs": N_TURNS, "token": live.n_tokens, "tokens": n_tokens}
+                job.progress(share, say("run {run} of {runs}, token {token} of {tokens}", **at))
                 if live.n_tokens > drawn and not done:
                     drawn = live.n_tokens
                     job.show(_toggle_result(**_drawn_from(lab.model, machine, [live])))
@@ -109,8 +112,8 @@ def _drawn_from(model: Any, machine: Any, traces: list[Any]) -> dict[str, Any]:
 def draw_recorded(raw: dict[str, Any]) -> Result:
     """The figure of a run that was recorded, whose ceiling is that machine's."""
     result = _toggle_result([trace_of(each) for each in raw["traces"]], raw["least"], raw["a_token"])
-    for line in result.figure.select_traces({"name": "ceiling: no faster here"}):
-        line.name = "ceiling: no faster there"
+    for line in result.figure.select_traces({"name": say(CEILING_HERE)}):
+        line.name = say("ceiling: no faster there")
     return result
 
 
@@ -127,25 +130,25 @@ def _toggle_result(traces: list[Any], least: list[float], a_token: int) -> Resul
                 x=[numbers[i] for i in mine],
                 y=[times_ms[i] for i in mine],
                 error_y=spread.error_bars([turns[i] for i in mine]) if len(traces) > 1 else None,
-                name=label,
+                name=say(label),
                 mode="markers",
                 **theme.series(idx),
             )
             figure.add_trace(dots, 1, 1)
     floor = {"mode": "lines", "line": {"color": theme.NEUTRAL, "dash": "dot", "shape": "hvh"}}
-    figure.add_trace(go.Scatter(x=numbers, y=least, name="ceiling: no faster here", **floor), 1, 1)
-    memory = go.Scatter(x=numbers, y=[b / 1e6 for b in held], name="keys and values kept", **theme.series(2))
+    figure.add_trace(go.Scatter(x=numbers, y=least, name=say(CEILING_HERE), **floor), 1, 1)
+    memory = go.Scatter(x=numbers, y=[b / 1e6 for b in held], name=say("keys and values kept"), **theme.series(2))
     figure.add_trace(memory, 2, 1)
     theme.figure_layout(figure, x="new token", y="")
     look = {name: figure.layout.xaxis[name] for name in ("gridcolor", "linecolor", "zerolinecolor", "ticks")}  # type: ignore[attr-defined]
     figure.update_xaxes(**look, automargin=True, title_standoff=12)
     figure.update_yaxes(**look, automargin=True, title_standoff=12)
     figure.update_xaxes(title_text="", row=1, col=1)
-    figure.update_yaxes(title_text="ms a token", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="MB kept", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(title_text=say("ms a token"), rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text=say("MB kept"), rangemode="tozero", row=2, col=1)
     figure.update_layout(height=430)
     for switch in trace.meta["kv_caches"][1:]:
-        words, at = "cache on" if switch["name"] == ON else "cache off", switch["from_token"] + 1
+        words, at = say("cache on") if switch["name"] == ON else say("cache off"), switch["from_token"] + 1
         line = {"color": theme.VERMILION, "dash": "dot"}
         figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, xref="x", yref="paper", line=line)
         figure.add_annotation(x=at, y=1, yref="paper", text=words, showarrow=False, xanchor="left", yanchor="top")
@@ -163,13 +166,18 @@ def _toggle_result(traces: list[Any], least: list[float], a_token: int) -> Resul
     ]
     summary = ""
     if len(medians) == 2:
-        summary = (
-            f"A token took {medians[OFF]:.0f} ms without the cache and {medians[ON]:.0f} ms with it: with it a token "
-            f"takes **{takes(medians[OFF] / medians[ON])}**; memory grew by {a_token:,} bytes with each."
+        summary = say(
+            "A token took {off:.0f} ms without the cache and {on:.0f} ms with it: with it a token takes **{ratio}**; "
+            "memory grew by {a_token:,} bytes with each.",
+            off=medians[OFF],
+            on=medians[ON],
+            ratio=takes(medians[OFF] / medians[ON]),
+            a_token=a_token,
         )
     data = {"used": cache_in_use(trace), "times_ms": times_ms, "held": held, "bytes_a_token": a_token}
     data |= {"switches": trace.meta["kv_caches"], "medians_ms": medians, "n_prompt": trace.n_prompt_tokens}
-    return Result(figure, rows, summary, f"Some of the tokens; {len(traces)} runs with the same switches", data=data)
+    some = "Some of the tokens; one run", "Some of the tokens; {n} runs with the same switches"
+    return Result(figure, rows, summary, counted(len(traces), *some), data=data)
 
 
 def _settled(times_ms: list[float], used: list[str], name: str) -> list[float]:
@@ -211,6 +219,6 @@ class TogglePanel(Experiment):
         """Give the run under way the other cache, from its next token on."""
         run = self.run_handle
         if run is None or not run.running:
-            self.status.set("idle", "Press Run first: there is nothing to switch yet.")
+            self.status.set("idle", say("Press Run first: there is nothing to switch yet."))
             return
         run.use_cache(OFF if run.snapshot().meta.get("kv_cache") == ON else ON)

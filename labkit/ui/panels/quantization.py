@@ -28,6 +28,7 @@ from labkit.ui.experiment import Experiment, Result
 from labkit.ui.findings import takes
 from labkit.ui.panels.article_claims import LLAMA_7B
 from labkit.ui.panels.quantization_exercise import GROUPS, QUIZ  # noqa: F401 - with the lesson's panels
+from labkit.ui.words import say
 
 STORED = "stored"
 FORMS = ("int8", "int4", "int3")
@@ -171,10 +172,12 @@ def _three(rows: list[dict[str, Any]], ranges: dict[str, tuple[float, float]]) -
 def _weighed(data: dict[str, Any]) -> str:
     rows = {row["weights"]: row for row in data["rows"]}
     plain, four = rows["unpacked"], rows["int4"]
-    return (
-        f"int4 takes {plain['MB'] / four['MB']:.1f} times fewer bytes than unpacked weights, its perplexity changes "
-        f"by {four['perplexity'] / plain['perplexity'] - 1:+.0%}, and a token takes "
-        f"{takes(plain['ms a token'] / four['ms a token'])}."
+    return say(
+        "int4 takes {fewer:.1f} times fewer bytes than unpacked weights, its perplexity changes by {change:+.0%}, and "
+        "a token takes {ratio}.",
+        fewer=plain["MB"] / four["MB"],
+        change=four["perplexity"] / plain["perplexity"] - 1,
+        ratio=takes(plain["ms a token"] / four["ms a token"]),
     )
 
 
@@ -200,15 +203,23 @@ def found(data: dict[str, Any]) -> list[str]:
     else:
         said.append(f"The bytes fell {fewer:.1f} times and the time {faster:.1f} times: here bytes are what binds.")
     said.append(
-        f"`stored`, the file's own blocks, is {stored['MB']:.0f} MB and changes perplexity by "
-        f"{stored['perplexity'] / plain['perplexity'] - 1:+.2%}: nothing is rounded a second time. A token takes "
-        f"{takes(plain['ms a token'] / stored['ms a token'])}, measured beside unpacked."
+        say(
+            "`stored`, the file's own blocks, is {mb:.0f} MB and changes perplexity by {change:+.2%}: nothing is "
+            "rounded a second time. A token takes {ratio}, measured beside unpacked.",
+            mb=stored["MB"],
+            change=stored["perplexity"] / plain["perplexity"] - 1,
+            ratio=takes(plain["ms a token"] / stored["ms a token"]),
+        )
     )
     eight_faster = plain["ms a token"] / eight["ms a token"]
     width = plain["MB"] / eight["MB"]
     said.append(
-        f"“INT8 halves latency”: against these unpacked weights int8 has {width:.1f} times fewer bytes and takes "
-        f"{takes(eight_faster)}."
+        say(
+            "“INT8 halves latency”: against these unpacked weights int8 has {width:.1f} times fewer bytes and takes "
+            "{ratio}.",
+            width=width,
+            ratio=takes(eight_faster),
+        )
     )
     cost = four["perplexity"] / plain["perplexity"] - 1
     if cost > 0.05:
