@@ -31,7 +31,7 @@ NOT_YET = {
     *("panels/quantization.py", "panels/quantization_exercise.py"),
     *("panels/quantization_layers.py", "panels/rope.py"),
     *("panels/sampling.py", "panels/shrink.py", "panels/speculative.py"),
-    *("panels/together.py", "panels/tokenizer.py"),
+    "panels/tokenizer.py",
 }
 """Still in English, whatever the language; every other file of the pages is held to the catalogue."""
 NO_WORDS = {"theme.py", "repository.py", "__init__.py", "session.py", "words/__init__.py"}
@@ -40,7 +40,7 @@ SAME_IN_EVERY_LANGUAGE = {
     *("pip install ", "pip install {}", "torch {}, labkit {}", "model name", "bottom right"),
     *("Once upon a time", "Explain in three sentences why the sky is blue.", "The capital of France is"),
     *("The keys to the old wooden cabinet are on the", "top center", embedding_map.WORDS),
-    *("decode steps of static batches", *batching.SUBJECTS),
+    *("Why is the sky blue?", "decode steps of static batches", *batching.SUBJECTS),
     *("the ceiling of decode", "inter-token latency", "the roofline", "sliding 128, {} sinks"),
 }
 """What code takes, what a model reads, and an exercise's name, which only a failing test says."""

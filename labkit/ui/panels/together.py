@@ -15,6 +15,7 @@ from labkit.serving.remote import ENGINE_VARIABLE, Remote
 from labkit.ui import html, theme
 from labkit.ui.controls import slider, text
 from labkit.ui.experiment import Experiment, Result
+from labkit.ui.words import counted, say
 
 STAGES = (
     ("queue", "waits for others", theme.GREY, "\\"),
@@ -44,7 +45,7 @@ def measure(job: Any, *, prompt: str, n_tokens: int) -> Result:
         said += piece
         if job.stopped:
             run.stop()
-        job.progress(-1, "the engine answers")
+        job.progress(-1, say("the engine answers"))
         job.show(Result(extra=answer_html(said)))
     job.check()
     trace = run.result().trace
@@ -58,9 +59,12 @@ def measure(job: Any, *, prompt: str, n_tokens: int) -> Result:
         "prompt tokens found stored": int(timings.get("cache_n", 0)),
     }
     rows = [*job.history, row][-N_SHOWN:]
-    summary = (
-        f"{row['tokens']} tokens. The first came after **{html.number(row['TTFT, ms'])} ms**, of which this request "
-        f"waited {html.number(row['waited for others, ms'])} ms for other visitors."
+    summary = counted(
+        row["tokens"],
+        "{n} token. It came after **{ttft} ms**, of which this request waited {waited} ms for other visitors.",
+        "{n} tokens. The first came after **{ttft} ms**, of which this request waited {waited} ms for other visitors.",
+        ttft=html.number(row["TTFT, ms"]),
+        waited=html.number(row["waited for others, ms"]),
     )
     return Result(figure(rows), rows, summary, "Your requests, newest last", extra=answer_html(said), data=row)
 
@@ -72,19 +76,19 @@ def answer_html(said: str) -> str:
 
 def figure(rows: list[dict[str, Any]]) -> Any:
     """One bar a request: what it waited, its prefill, its decode."""
-    names = [f"request {n}" for n in range(1, len(rows) + 1)]
+    names = [say("request {n}", n=n) for n in range(1, len(rows) + 1)]
     chart = go.Figure()
     for key, label, color, pattern in STAGES:
-        column = {"queue": "waited for others, ms"}.get(key, f"{key}, ms")
+        column = {"queue": "waited for others, ms", "prefill": "prefill, ms", "decode": "decode, ms"}[key]
         look = {"shape": pattern, "fillmode": "overlay", "fgcolor": "#16161a", "fgopacity": 0.6}
         chart.add_bar(
             orientation="h",
-            name=label,
+            name=say(label),
             y=names,
             x=[row[column] / 1e3 for row in rows],
             marker={"color": color, "pattern": look, "line": {"width": 0}},
         )
-    theme.figure_layout(chart, x="seconds, by the engine's clock", height=150 + 34 * len(rows))
+    theme.figure_layout(chart, x=say("seconds, by the engine's clock"), height=150 + 34 * len(rows))
     chart.update_layout(barmode="stack", bargap=0.3, legend={"y": 1.12})
     chart.update_yaxes(autorange="reversed")
     return chart
