@@ -19,6 +19,7 @@ HERE = tiers.available()
 WIDE = Tier("plain", "", lanes=16)
 """The layout of a tier of 512 bits, which any processor can run."""
 INSTRUCTIONS = {
+    "amx": {"tdpbsud": "%tmm", "vpdpbusd": "%zmm", "vpdpwssd": "%zmm"},
     "avx512vnni": {"vpdpbusd": "%zmm", "vpdpwssd": "%zmm"},
     "avxvnni": {"vpdpbusd": "%ymm", "vpdpwssd": "%ymm"},
     "avx2": {"vpmaddubsw": "%ymm", "vpmaddwd": "%ymm"},
@@ -26,7 +27,13 @@ INSTRUCTIONS = {
     "dotprod": {"sdot": ".16b"},
 }
 TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
-BEYOND = {"avx2": ("vpdp", "%zmm"), "avxvnni": ("%zmm",), "dotprod": ("usdot",), "plain": ("vp", "%ymm", "sdot")}
+BEYOND = {
+    "avx512vnni": ("%tmm",),
+    "avx2": ("vpdp", "%zmm"),
+    "avxvnni": ("%zmm",),
+    "dotprod": ("usdot",),
+    "plain": ("vp", "%ymm", "sdot"),
+}
 """What a tier's processor does not have."""
 
 
@@ -78,7 +85,7 @@ def tile_assembly(tier, source, triple):
     _, codegen = tile._defn(None, *[None] * 16)
     codegen(Context(), b, None, list(function.args))
     b.ret_void()
-    machine = llvm.Target.from_triple(triple).create_target_machine(features=tier_check._spelled(tier.needs), opt=3)
+    machine = llvm.Target.from_triple(triple).create_target_machine(features=tiers.spelled(tier.needs), opt=3)
     parsed = llvm.parse_assembly(str(module))
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(parsed, builder)
@@ -96,9 +103,9 @@ def test_whole_tiles_compile_for_other_processors(name, source):
         lines = tile_assembly(tiers.find(name), source, TRIPLES[architecture])
     except RuntimeError as error:
         pytest.skip(f"this llvmlite is built without {architecture}: {error}")
-    pairs = ("vpdpwssd", "vpmaddwd") if architecture == "x86_64" else ("smull",)  # LLVM takes some vpdpwssd apart
-    wanted = pairs if source is nibbles else tuple(set(INSTRUCTIONS[name]) - {"vpdpwssd"})
-    assert sum(any(word in line for word in wanted) for line in lines) >= (32 if source is nibbles else 16)
+    pairs = "vpdpwssd" if architecture == "x86_64" else "smull"
+    wanted = pairs if source is nibbles else next(word for word in INSTRUCTIONS[name] if word != "vpdpwssd")
+    assert sum(wanted in line for line in lines) >= (32 if source is nibbles else 16)
     assert not [line for line in lines if line.startswith("\tcall")], "nothing that would have to be linked"
 
 
@@ -149,7 +156,7 @@ def test_tiles_give_the_same_bits_on_every_tier(source):
 
 def test_a_variable_forces_a_lower_tier(monkeypatch):
     monkeypatch.setattr(tiers, "check", lambda tier: "")
-    assert tiers.in_use().name in tiers.CHECKED
+    assert tiers.in_use() == next(tier for tier in HERE if tier.name not in tiers.WAITING)
     for tier in HERE:
         monkeypatch.setenv(tiers.VARIABLE, tier.name.upper())
         tiers.choice.cache_clear()
@@ -161,7 +168,9 @@ def test_what_is_not_there_is_refused_with_what_is(monkeypatch, asked, why):
     foreign = next(name for name in ("dotprod", "avx2") if name not in [tier.name for tier in HERE])
     monkeypatch.setenv(tiers.VARIABLE, asked or foreign)
     names = ", ".join(tier.name for tier in HERE)
-    with pytest.raises(ValueError, match=f"{why or 'this processor lacks it'}. It has {names}; unset LABKIT_CPU"):
+    with pytest.raises(
+        ValueError, match=f"{why or 'this processor lacks it'}. It has {names}; unset LABKIT_CPU for the best"
+    ):
         tiers.choice()
     found = doctor.check_instructions()
     assert found.status == "fail"
@@ -176,13 +185,27 @@ BETTER = Tier("better", "an instruction of tomorrow")
 def better(monkeypatch):
     """A processor with a tier above those that are always right."""
     monkeypatch.setattr(tiers, "available", lambda: (BETTER, PLAIN))
+
+
+@pytest.mark.usefixtures("better")
+def test_a_tier_that_waits_is_used_when_it_is_named(monkeypatch):
+    monkeypatch.setattr(tiers, "WAITING", ("better",))
+    monkeypatch.setattr(tiers, "check", lambda tier: "")
+    assert tiers.in_use() == PLAIN
     monkeypatch.setenv(tiers.VARIABLE, "better")
+    tiers.choice.cache_clear()
+    assert tiers.in_use() == BETTER
 
 
-def test_a_tier_that_no_release_was_run_on_waits_to_be_named(monkeypatch):
-    monkeypatch.setattr(tiers, "available", lambda: (BETTER, PLAIN))
-    assert tiers.choice() == tiers.Choice(PLAIN)
-    assert "LABKIT_CPU=better tries it" in doctor.check_instructions().remedy
+@pytest.mark.usefixtures("better")
+def test_a_tier_that_was_run_in_an_emulator_alone_serves_once_it_was_tried(monkeypatch):
+    tried = []
+    monkeypatch.setattr(tiers, "check", lambda tier: tried.append(tier) or "")
+    assert tiers.choice() == tiers.Choice(BETTER)
+    assert tried == [BETTER]
+    found = doctor.check_instructions()
+    assert (found.status, found.remedy) == ("ok", "")
+    assert "tried on this machine" in found.found
 
 
 @pytest.mark.usefixtures("better")
@@ -216,7 +239,7 @@ def test_a_check_that_could_not_be_run_is_run_again(monkeypatch):
 def test_a_check_ends_no_process_but_its_own():
     """An instruction that the processor lacks: LLVM, or the system, ends whoever asks for it."""
     every = tiers.TIERS[tiers.architecture()]
-    lacked = every[: every.index(HERE[0])]  # a lower one that is missing may do with a better one's instructions
+    lacked = [tier for tier in every[: every.index(HERE[0])] if not tier.has_tiles]  # those are asked for, and refused
     if not lacked:
         pytest.skip("this processor has the best tier there is")
     assert tiers.check(lacked[0]).startswith("its check ended with -")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.kernels.cpu import code_files
+from labkit.kernels.cpu import code_files, tiers
 from labkit.kernels.cpu.signatures import SIGNATURES
 
 ENOUGH_CORES = 4
@@ -40,6 +40,7 @@ def _begin(names: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "labkit.kernels.cpu.compiling", *names],
         cwd=Path(__file__).parents[3],
+        env=os.environ | tiers.for_numba(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -105,14 +105,29 @@ def _avx2_bytes(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
     return _in_turn(b, b.add(total, _madd(b, pairs, _same(I16, 16, 1))))
 
 
-def _vnni(instruction: str, bits: int) -> Dot:
-    """LLVM's older form, whose bytes and pairs come as int32: newer versions take it too."""
+def _vnni_bytes(bits: int) -> Dot:
+    """LLVM's older form, whose bytes come as int32: newer versions take it too."""
 
-    def dot(b: Any, total: Any, x: Any, y: Any) -> Any:
-        x, y = b.bitcast(x, total.type), b.bitcast(y, total.type)
-        return _in_turn(b, _call(b, f"llvm.x86.avx512.{instruction}.{bits}", total.type, total, x, y))
+    def dot(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
+        unsigned, signed = b.bitcast(unsigned, total.type), b.bitcast(signed, total.type)
+        return _in_turn(b, _call(b, f"llvm.x86.avx512.vpdpbusd.{bits}", total.type, total, unsigned, signed))
 
     return dot
+
+
+def _vnni_pairs(written: str, register: str) -> Dot:
+    """As assembly: of LLVM's own form most became a product and an addition again."""
+
+    def dot(b: Any, total: Any, x: Any, y: Any) -> Any:
+        kind = ir.FunctionType(total.type, [total.type, x.type, y.type])
+        return b.call(
+            ir.InlineAsm(kind, f"{written} $3, $2, $0", f"={register},0,{register},{register}"), [total, x, y]
+        )
+
+    return dot
+
+
+_EVEX, _VEX = ("vpdpwssd", "v"), ("{vex} vpdpwssd", "x")
 
 
 # --- aarch64 ------------------------------------------------------------------------------------------------------
@@ -131,15 +146,16 @@ def _sdot(b: Any, total: Any, unsigned: Any, signed: Any) -> Any:
 
 
 PAIRS: dict[str, dict[int, Dot]] = {
-    "avx512vnni": {16: _vnni("vpdpwssd", 512), 8: _vnni("vpdpwssd", 256)},
-    "avxvnni": {8: _vnni("vpdpwssd", 256)},
+    "avx512vnni": {16: _vnni_pairs(*_EVEX), 8: _vnni_pairs(*_EVEX)},
+    "avxvnni": {8: _vnni_pairs(*_VEX)},
     "avx2": {8: _avx2_pairs},
 }
 BYTES: dict[str, dict[int, Dot]] = {
-    "avx512vnni": {16: _vnni("vpdpbusd", 512), 8: _vnni("vpdpbusd", 256)},
-    "avxvnni": {8: _vnni("vpdpbusd", 256)},
+    "avx512vnni": {16: _vnni_bytes(512), 8: _vnni_bytes(256)},
+    "avxvnni": {8: _vnni_bytes(256)},
     "avx2": {8: _avx2_bytes},
     "i8mm": {4: _usdot},
     "dotprod": {4: _sdot},
 }
+PAIRS["amx"], BYTES["amx"] = PAIRS["avx512vnni"], BYTES["avx512vnni"]
 """A tier's own forms by the lanes that they take; without one it has plain vectors."""

@@ -28,7 +28,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from labkit.kernels.cpu import simd, tiers
+from labkit.kernels.cpu import amx_tile, simd, tiers
 from labkit.kernels.cpu.integer_dots import add_bytes, add_pairs
 from labkit.kernels.cpu.jit import jit
 from labkit.kernels.cpu.memory import ROWS
@@ -169,6 +169,8 @@ def make_tile(tokens: int, source: Source, tier: tiers.Tier) -> Any:
 TIER = tiers.in_use()
 MOST = 8 if TIER.lanes == ROWS else 4
 """Tokens of the widest tile: its sums and what they are made of fill the registers."""
+MOST_BYTES = amx_tile.TOKENS if TIER.has_tiles else MOST
+"""The same where tokens are bytes."""
 
 
 def _named_after(source: Source) -> Callable[[Callable[..., Any]], Any]:
@@ -183,7 +185,8 @@ def _named_after(source: Source) -> Callable[[Callable[..., Any]], Any]:
 
 
 def make_ladder(source: Source, tier: tiers.Tier) -> Any:
-    """A tile of MOST, 4, 3, 2 or 1 tokens, the most that there are; returns how many. given: a tile's arguments."""
+    """A tile of MOST (of bytes MOST_BYTES), 4, 3, 2 or 1 tokens, the most that there are; returns how many. given: a
+    tile's arguments."""
     four, three, two, one = (make_tile(n, source, tier) for n in (4, 3, 2, 1))
 
     @_named_after(source)
@@ -211,7 +214,18 @@ def make_ladder(source: Source, tier: tiers.Tier) -> Any:
             return 8
         return narrow(n_tokens, given)
 
-    return wide
+    if not tier.has_tiles or source is not unsigned_bytes:
+        return wide
+    sixteen = amx_tile.of_unsigned
+
+    @_named_after(source)
+    def widest(n_tokens, given):
+        if n_tokens >= MOST_BYTES:
+            sixteen(*given)
+            return MOST_BYTES
+        return wide(n_tokens, given)
+
+    return widest
 
 
 of_nibbles, of_signed, of_words, of_unsigned = (

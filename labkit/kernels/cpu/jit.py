@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import binding as llvm
 from numba import njit, types
 from numba.extending import register_jitable
 
 from labkit.kernels.cpu import memory
+
+llvm.initialize_native_asmparser()
+"""Some instructions are written as assembly (``integer_dots``), which LLVM, left as numba starts it, cannot read."""
 
 _ALL = {"nogil": True, "error_model": "numpy"}
 

@@ -57,7 +57,7 @@ def one_panel(linear, panel, records, n_tokens, out, out_stride, own):
     to, to_stride = out + 4 * ROWS * panel, out_stride
     if (panel + 1) * ROWS > n_out:
         to, to_stride = spill, WORD
-    n_tiles = -(-n_tokens // it.MOST)
+    n_tiles = -(-n_tokens // (it.MOST_BYTES if of_bytes else it.MOST))
     for at in range(0, n, chunk):
         n_here = min(chunk, n - at)
         codes = linear[W] + (panel * n + at) * 2 * bits

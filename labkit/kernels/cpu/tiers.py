@@ -1,11 +1,12 @@
 """Tiers: which of a processor's instructions the integer products use, chosen by what it has and never by a clock.
 
-    x86-64    avx512vnni > avxvnni > avx2 > plain
+    x86-64    amx > avx512vnni > avxvnni > avx2 > plain
     aarch64   i8mm > dotprod > plain
 
 Every tier gives the same numbers: its sums of integers are exact, and the floats around them are the same operations.
-LABKIT_CPU names a tier. Without it the best of ``CHECKED`` serves, since the others have been compiled for their
-processors but never run on one. Such a tier, when it is named, is tried first, once on a machine, in a process of its
+The best that the processor has serves, but for AMX, which waits to be named; LABKIT_CPU names another one. Every
+release is run on processors with those of ``CHECKED``; the others were run in emulators (docs/decisions.md, 90), which
+say that they are right and not how fast they are. Such a tier is tried first, once on a machine, in a process of its
 own (``tier_check``): an instruction that the system withholds ends that process and no other, and a wrong number is
 found. The next tier then serves, and ``labkit doctor`` says why.
 """
@@ -24,6 +25,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 
+from labkit.kernels.cpu import arm_features, tile_permission
 from labkit.resources import cache_folder
 
 VARIABLE = "LABKIT_CPU"
@@ -42,14 +44,24 @@ class Tier:
     lanes: int = 8
     has_halves: bool = False
     """Whether float16 becomes float32 in one instruction."""
+    has_tiles: bool = False
+    """Whether 16 tokens of bytes meet 16 rows in one instruction (``amx_tile``), once the system permits it."""
 
 
 PLAIN = Tier("plain", "plain vectors")
 _AVX2 = frozenset(("avx2", "fma", "f16c"))
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_VNNI512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"}
 TIERS: dict[str, tuple[Tier, ...]] = {
     "x86_64": (
-        Tier("avx512vnni", "vpdpbusd and vpdpwssd, 512 bits", _AVX512 | {"avx512vnni"}, lanes=16, has_halves=True),
+        Tier(
+            "amx",
+            "tdpbsud for 16 tokens of bytes, else as avx512vnni",
+            _VNNI512 | {"amx-tile", "amx-int8"},
+            lanes=16,
+            has_halves=True,
+            has_tiles=True,
+        ),
+        Tier("avx512vnni", "vpdpbusd and vpdpwssd, 512 bits", _VNNI512, lanes=16, has_halves=True),
         Tier("avxvnni", "vpdpbusd and vpdpwssd, 256 bits", _AVX2 | {"avxvnni"}, has_halves=True),
         Tier("avx2", "vpmaddubsw and vpmaddwd, 256 bits", _AVX2, has_halves=True),
         PLAIN,
@@ -62,8 +74,10 @@ TIERS: dict[str, tuple[Tier, ...]] = {
 }
 """By architecture, the best first."""
 CHECKED = ("avx2", "plain")
-"""What every release is tested on. The others wait for a processor: whoever has one names the tier, compares
-``benchmarks/steps.py`` with and without it, and adds it here."""
+"""Run on a processor, by the tests of every release; these need no check. Whoever has a processor for another runs the
+tests and ``benchmarks/steps.py`` with it and without (LABKIT_CPU), and adds it here."""
+WAITING = ("amx",)
+"""Used only when LABKIT_CPU names it: the emulator that ran it had to be corrected first."""
 ARCHITECTURES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 
 
@@ -81,19 +95,33 @@ def features() -> frozenset[str]:
         asked = ""
     if asked is not None:
         return frozenset(part.strip()[1:] for part in asked.split(",") if part.strip().startswith("+"))
-    try:
+    found = set()
+    with suppress(RuntimeError):  # LLVM does not know them on every system
         found = {feature for feature, has in llvm.get_host_cpu_features().items() if has}
-    except RuntimeError:  # LLVM does not know them on every system
-        return frozenset()
+    if architecture() == "aarch64":
+        found |= arm_features.found() | {"neon"}
     if os.environ.get("NUMBA_ENABLE_AVX") == "0":
         found = {feature for feature in found if not feature.startswith("avx")}
     return frozenset(found)
 
 
+def spelled(names: frozenset[str]) -> str:
+    """Features as LLVM and numba take them."""
+    return ",".join(f"+{name}" for name in sorted(names))
+
+
+def for_numba() -> dict[str, str]:
+    """Variables under which numba compiles, in a process of its own, for all of ``features``: of LLVM's list alone it
+    knows no dot products on an Arm processor."""
+    if architecture() != "aarch64" or "NUMBA_CPU_FEATURES" in os.environ:
+        return {}
+    return {"NUMBA_CPU_FEATURES": spelled(features())}
+
+
 def available() -> tuple[Tier, ...]:
     """The tiers that this processor has, the best first."""
-    has = features()
-    return tuple(tier for tier in TIERS.get(architecture(), (PLAIN,)) if tier.needs <= has)
+    has, every = features(), TIERS.get(architecture(), (PLAIN,))
+    return tuple(tier for tier in every if tier.needs <= has and (not tier.has_tiles or tile_permission.granted()))
 
 
 def find(name: str) -> Tier:
@@ -102,19 +130,17 @@ def find(name: str) -> Tier:
 
 
 def allowed() -> tuple[Tier, ...]:
-    """``available``, from the one that LABKIT_CPU names on; without it, what every release is tested on. Raises
-    ValueError when it names none of them."""
+    """``available``, from the one that LABKIT_CPU names on; without it, all but those of ``WAITING``. Raises ValueError
+    when it names none of them."""
     asked, here = os.environ.get(VARIABLE, "").strip().lower(), available()
     if not asked:
-        return tuple(tier for tier in here if tier.name in CHECKED)
+        return tuple(tier for tier in here if tier.name not in WAITING)
     names = [tier.name for tier in here]
     if asked in names:
         return here[names.index(asked) :]
     known = {tier.name for tiers in TIERS.values() for tier in tiers}
     why = "this processor lacks it" if asked in known else "there is no such tier"
-    raise ValueError(
-        f"{VARIABLE}={asked}: {why}. It has {', '.join(names)}; unset {VARIABLE} for the best that is tested."
-    )
+    raise ValueError(f"{VARIABLE}={asked}: {why}. It has {', '.join(names)}; unset {VARIABLE} for the best.")
 
 
 @dataclass(frozen=True)
@@ -193,9 +219,12 @@ def check(tier: Tier) -> str:
     return f"its check ended with {done.returncode}" + (f": {what}" if what else "")
 
 
+_CHECKED_BY = ("integer_dots.py", "amx_tile.py", "tier_check.py")
+
+
 def _kept() -> Path:
     """Where verdicts are kept: for these features, this compiler and these sources."""
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("integer_dots.py", "tier_check.py"))
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in _CHECKED_BY)
     parts = [sorted(features()), version("llvmlite"), hashlib.sha256(sources).hexdigest()]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return cache_folder() / "compiled" / f"tiers-{key}.json"
