@@ -33,6 +33,15 @@ class CudaGraph(Backend):
 
         return graph_step.why_not(transformer, cache)
 
+    def why_unpack(self, config: Any, *, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cuda":
+            return f"their Triton products are for a GPU, and the model is on {device}"
+        if why_not():
+            return "there is no Triton to compute from them"
+        from labkit.backends import graph_step
+
+        return None if graph_step.why_not_config(config) is None else "the captured step does not know this model"
+
     def bind(self, transformer: Any, cache: Any, *, keep_hidden: bool = False) -> Step:
         from labkit.backends.graph_step import GraphStep
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from labkit.backends.step import Rows, pick
 from labkit.kernels import ops
-from labkit.kernels.triton import elementwise
+from labkit.kernels.triton import elementwise, many
 from labkit.kernels.triton.product import Matrix
 from labkit.kernels.triton.unpack import unpack
 
@@ -56,11 +56,14 @@ def norm(module: Any, x: Tensor) -> Tensor:
 
 
 def linear(module: Any, x: Tensor, *, add_to: Tensor | None = None) -> Tensor:
-    """x W^T + b for many tokens (+ ``add_to``); packed weights are unpacked first, unless tokens are to be rounded."""
+    """x W^T + b for many tokens (+ ``add_to``); packed weights are unpacked first, a file's own blocks within
+    the product, and none where tokens are to be rounded."""
     if getattr(module, "round_tokens", False):
         rounded = module(x)
         return rounded if add_to is None else add_to + rounded
     matrix = Matrix.of(module)
+    if matrix.in_blocks:
+        return many.linear(matrix, x, add_to=add_to)
     weight = matrix.weight if matrix.kind == 16 else unpack(matrix, x.dtype)
     if add_to is None:
         return F.linear(x, weight, matrix.bias)

@@ -29,12 +29,16 @@ from labkit.model.embedding import check_token_ids
 
 def why_not(transformer: Any, cache: Any) -> str | None:
     """Why the captured step cannot run this model on this cache; None when it can."""
-    config = transformer.config
     for module in transformer.modules():
         if getattr(module, "gpu_kind", 16) is None:
             return f"{module.kind} weights have no GPU kernel: plain PyTorch unpacks them for each step."
     if cache.kind != "contiguous":
         return f"the {cache.kind} cache has no captured step."
+    return why_not_config(transformer.config)
+
+
+def why_not_config(config: Any) -> str | None:
+    """Why the captured step does not know a model of this shape; None when it does."""
     for layer in config.layers:
         if not isinstance(layer.attention, GroupedAttention):
             return "only grouped attention has a captured step."
@@ -43,7 +47,7 @@ def why_not(transformer: Any, cache: Any) -> str | None:
             return "only layers with norms before and a SiLU-gated FFN have a captured step."
         if layer.attention.qk_norm == "full" or layer.attention.rope is None:
             return "query and key norms over all heads, and attention without rotary positions, have no captured step."
-    if config.norm.kind != "rms" or transformer.positions is not None:
+    if config.norm.kind != "rms" or config.learned_positions:
         return "only RMSNorm and rotary positions have a captured step."
     return None
 
@@ -224,7 +228,7 @@ class GraphStep:
         sampling.lookup(self.table, self.token, self.x, config.embedding_scale)
         for idx, layer in enumerate(self.layers):
             kind, norms = layer.kind, layer.norms
-            product.project(self.x, layer.qkv, self.qkv, norm=norms[0])
+            product.project_mixed(self.x, layer.qkv, self.qkv, norm=norms[0])
             keys, values = (self.cache.store[idx][name][self._slot] for name in ("k", "v"))
             attention.attend_one(
                 self.qkv, *self._tables[kind.rope, kind.d_head], self.position, keys, values, self.attended,
@@ -233,7 +237,7 @@ class GraphStep:
                 q_norm=layer.head_norms[0], k_norm=layer.head_norms[1],
             )  # fmt: skip
             product.project(self.attended[: layer.o.n_in], [layer.o], self.x, residual=self.x)
-            product.gated(self.x, layer.gate, layer.up, self.gated, norm=norms[1])
+            product.gated_mixed(self.x, layer.gate, layer.up, self.gated[: layer.gate.n_out], norm=norms[1])
             product.project(self.gated[: layer.down.n_in], [layer.down], self.x, residual=self.x)
         product.project(self.x, [self.head], self.logits, norm=self.transformer.final_norm)
         if config.logit_softcap is not None:

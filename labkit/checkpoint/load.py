@@ -70,8 +70,8 @@ def load(
     device    auto (CUDA when there is one), cpu, cuda, cuda:1, mps
     dtype     auto (bf16 where the hardware has it), fp32, bf16, fp16
     weights   "stored" keeps what the file packs as it is, "plain" unpacks it into ``dtype``; None is "stored" where
-              the backend computes from a GGUF file's blocks (``fused``: on a CPU, in fp32 and bf16) and says where it
-              is not; else the name or config of a format (``labkit.components("weights")``)
+              the backend computes from a GGUF file's blocks (``fused``: on a CPU, in fp32 and bf16; ``cuda-graph``)
+              and says where it is not; else the name or config of a format (``labkit.components("weights")``)
     backend   which kernels; auto picks by device
     progress  is told ``(share, words)`` of a calibration ("gptq-int4", "awq-int4": minutes, once); what it raises
               cancels. None prints a line now and then

@@ -4,8 +4,8 @@
     linear_w8a8(x, weight, scales, bias)                            the same, x rounded to bytes, block by block
     linear_int4(x, weight, scales, zeros, group_size, n_out, bias)
 
-The packed layouts are ``labkit.quant.grid``'s. On a GPU int8 and int4 go
-through Triton (``labkit.kernels.triton.unpack``); elsewhere the weights are unpacked and multiplied.
+The packed layouts are ``labkit.quant.grid``'s. On a GPU int8 and int4 go through Triton
+(``labkit.kernels.triton.unpack``), as a file's own blocks do; elsewhere the weights are unpacked and multiplied.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def round_tokens(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _triton() -> Any:
+def on_gpu() -> Any:
     """``labkit.kernels.triton.unpack``, or None where Triton is not installed."""
     try:
         from labkit.kernels.triton import unpack
@@ -60,7 +60,7 @@ def _triton() -> Any:
 
 
 def _linear_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    if x.is_cuda and (kernels := _triton()) is not None:
+    if x.is_cuda and (kernels := on_gpu()) is not None:
         return kernels.linear(kernels.Matrix(8, weight, scales, None, bias, weight.shape[0], x.shape[-1], 64), x)
     dense = weight[:, : x.shape[-1]].to(x.dtype)
     out = F.linear(x, dense) * scales.to(x.dtype)
@@ -83,7 +83,7 @@ def _linear_w8a8_shape(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor |
 def _linear_int4(
     x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, n_out: int, bias: Tensor | None
 ) -> Tensor:
-    if x.is_cuda and (kernels := _triton()) is not None:
+    if x.is_cuda and (kernels := on_gpu()) is not None:
         matrix = kernels.Matrix.packed(weight, scales, zeros, bias, n_out, x.shape[-1], group_size)
         return kernels.linear(matrix, x)
     dense = unpack_weight_int4(weight, scales, zeros, group_size, n_out, x.shape[-1]).to(x.dtype)

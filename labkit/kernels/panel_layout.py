@@ -113,7 +113,7 @@ def pack(
     numbers, steps = codes.numpy(), _in_numpy(scales)
     z, m = (None if t is None else _in_numpy(t) for t in (zeros, minima))
     zero = 0
-    if bits == 8:  # signed bytes, code - 128: w = s (code - 128) + (m + 128 s)
+    if bits == 8:  # signed bytes, code - 128: w = s (code - 128) + (m + 128 s), a float32
         numbers = numbers ^ 128
         if m is not None:
             m = m.astype(np.float32) + np.float32(128) * steps.astype(np.float32)
@@ -122,7 +122,7 @@ def pack(
     elif z is None and m is None:
         zero = 2 ** (bits - 1)
     n_groups = 1 if group == n_in else -(-_whole(n_in) // group)
-    offsets = z if z is not None or m is None else _short(m)
+    offsets = z if z is not None or m is None else m if bits == 8 else _short(m)
     return Panels(
         n_out, n_in, bits, 0 if group == n_in else group, _pack(numbers, bits), _beside(_short(steps), n_groups),
         None if offsets is None else _beside(offsets, n_groups), zero,

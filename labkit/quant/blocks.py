@@ -52,6 +52,8 @@ def block_layout(code: int) -> tuple[str, int, int]:
 
 BLOCKS: dict[str, tuple[int, int]] = {name: (values, n_bytes) for name, values, n_bytes in _LAYOUTS.values()}
 """Name to values a block and bytes a block."""
+NUMBERS = {name: number for number, (name, _, _) in _LAYOUTS.items()}
+"""Name to ggml's number."""
 _HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),

@@ -8,7 +8,7 @@ the narrow formats keep them in int8 unless told otherwise, as the default model
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import nn
@@ -70,6 +70,10 @@ class GroupedFormat(WeightFormat):
     def top_nbytes(self, n_out: int, n_in: int) -> int:
         return size.int8_nbytes(n_out, n_in) if self.head == "int8" else self.layer_nbytes(n_out, n_in)
 
+    def compiled(self) -> WeightFormat:
+        head = "int8" if self.head == "int8" else "same"
+        return RTN(self.bits, self.group_size, self.kind, head, panels=True)
+
 
 @dataclass(frozen=True)
 class Int4(GroupedFormat):
@@ -109,6 +113,18 @@ class RTN(GroupedFormat):
     group_size: int = option(64, choices=grid.GROUP_SIZES, help="weights that share a scale")
     kind: str = option("asymmetric", choices=grid.KINDS, help="what a group stores beside its scale")
     head: str = option("int8", choices=("int8", "same"), help="how the head and a tied embedding are held")
+    panels: bool = field(default=False, repr=False)
+    """Whether bytes are counted as a CPU's compiled step holds the codes, once it has laid them out."""
+
+    def layer_nbytes(self, n_out: int, n_in: int, name: str = "") -> int:
+        if not self.panels:
+            return super().layer_nbytes(n_out, n_in)
+        return size.panels_nbytes(n_out, n_in, bits=self.bits, group_size=self.group_size, kind=self.kind)
+
+    def top_nbytes(self, n_out: int, n_in: int) -> int:
+        if self.panels and self.head == "int8":
+            return size.int8_panels_nbytes(n_out, n_in)
+        return super().top_nbytes(n_out, n_in)
 
     def form(self) -> WeightFormat:
         return plainest(self.bits, self.group_size, self.kind, self.head)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from labkit.kernels import panel_layout
 from labkit.quant import grid, grouped
 from labkit.quant.linear import INT8_PAD
 
@@ -26,6 +27,20 @@ def groups_nbytes(n_out: int, n_in: int, *, bits: int, group_size: int, kind: st
         return grouped.nbytes(n_out, n_in, bits=bits, group_size=group_size, kind=kind)
     weights, scales = grid.packed_shapes(n_out, n_in, group_size)
     return prod(weights) + prod(scales) * (2 if kind == "symmetric" else 3)
+
+
+def panels_nbytes(n_out: int, n_in: int, *, bits: int, group_size: int, kind: str) -> int:
+    """The same once a CPU's compiled step has laid it out as panels. With 8 bits a zero point becomes a float32
+    minimum: 128 is taken off the codes, and a scale times an integer is no float16. ``group_size`` n_in: a row's."""
+    per_group = {"symmetric": 2, "asymmetric": 3, "minimum": 4}[kind]
+    if bits == 8 and kind != "symmetric":
+        per_group = 6
+    return panel_layout.nbytes(n_out, n_in, bits=bits, group=group_size, group_nbytes=per_group)
+
+
+def int8_panels_nbytes(n_out: int, n_in: int) -> int:
+    """``int8_nbytes`` once a CPU's compiled step has laid it out."""
+    return panel_layout.nbytes(n_out, n_in, bits=8, group=0, group_nbytes=4)
 
 
 def linear_shapes(model_config: Any) -> Iterator[tuple[int, int, bool]]:

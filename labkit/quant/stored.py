@@ -1,7 +1,8 @@
 """A linear layer whose weights lie as a GGUF file has them: ggml's blocks, byte for byte.
 
 Nothing is rounded a second time and nothing is unpacked in memory. The reference widens the blocks for each product;
-compiled products lay the same codes, scales and minima out their own way (``labkit.kernels.panel_layout``).
+a CPU's compiled products lay the same codes, scales and minima out their own way (``labkit.kernels.panel_layout``), a
+GPU's read the blocks as they are (``labkit.kernels.triton.blocks``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.kernels import panel_layout
+from labkit.kernels import packed, panel_layout
 from labkit.kernels.cpu import linear as compiled
 from labkit.quant import block_groups, blocks, grouped, size
 from labkit.quant.format import WeightFormat, register_format
@@ -51,7 +52,13 @@ class StoredLinear(PackedLinear):
     def forward(self, x: Tensor) -> Tensor:
         if compiled.active() and self.why_not_compiled is None:
             return compiled.multiply(self.table_row(), x, self.bias)
+        if x.is_cuda and self._layout is None and self.gpu_kind and (kernels := packed.on_gpu()) is not None:
+            return kernels.linear(kernels.Matrix.of(self), x)
         return F.linear(x, self._widen(x.dtype), self.bias)
+
+    @property
+    def gpu_kind(self) -> int | None:
+        return 100 + blocks.NUMBERS[self.kind] if block_groups.has(self.kind) else None
 
     @property
     def why_not_compiled(self) -> str | None:
@@ -136,6 +143,11 @@ class Packed(WeightFormat):
     group_size: int = 128
     kind: str = "asymmetric"
     ordered: bool = False
+    panels: bool = field(default=False, repr=False)
+    """As in ``Stored``."""
+
+    def compiled(self) -> Packed:
+        return replace(self, panels=True)
 
     def layer(self, name: str, linear: nn.Linear) -> PackedLinear:
         n_in = linear.in_features
@@ -150,6 +162,8 @@ class Packed(WeightFormat):
 
     def layer_nbytes(self, n_out: int, n_in: int, name: str = "") -> int:
         group = self.group_size or n_in
+        if self.panels and not self.ordered and panel_layout.why_not(self.bits, n_in, group) is None:
+            return size.panels_nbytes(n_out, n_in, bits=self.bits, group_size=group, kind=self.kind)
         if self.ordered or group not in GROUP_SIZES:
             plain = grouped.nbytes(n_out, n_in, bits=self.bits, group_size=group, kind=self.kind)
             return plain + (4 * n_in if self.ordered else 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from functools import partial
 
 import gguf
 import pytest
@@ -10,7 +12,8 @@ import torch
 from small_files import write_gguf
 
 import labkit
-from labkit.backends import ReferenceStep
+from labkit.backends import ReferenceStep, cuda_graph
+from labkit.backends.cuda_graph import CudaGraph
 from labkit.backends.unpacked import forget, unpacked
 from labkit.checkpoint.notes import CheckpointWarning
 from labkit.kvcache.contiguous import ContiguousCache
@@ -112,6 +115,18 @@ def test_blocks_are_unpacked_where_the_backend_has_no_product(path, noted, optio
     assert model.weights is None
     assert reason in str(noted[0].message)
     assert len(noted) == 1
+
+
+def test_on_a_gpu_blocks_are_kept_where_triton_computes_from_them(path, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
+    config = labkit.load(path, device="cpu", weights="plain").config
+    ask = partial(CudaGraph().why_unpack, device=torch.device("cuda"), dtype=torch.float16)
+    monkeypatch.setattr(cuda_graph, "why_not", lambda: None)  # as if there were a GPU
+    assert ask(config) is None
+    assert "does not know this model" in str(ask(replace(config, learned_positions=True)))
+    assert "the model is on cpu" in str(CudaGraph().why_unpack(config, device=torch.device("cpu"), dtype=torch.float16))
+    monkeypatch.setattr(cuda_graph, "why_not", lambda: "it needs Triton")
+    assert "no Triton" in str(ask(config))
 
 
 def test_a_format_without_a_kernel_is_unpacked_alone(path, noted, monkeypatch):

@@ -18,6 +18,7 @@ from labkit.model.config import Norm
 from labkit.model.norm import RMSNorm
 from labkit.quant import grid
 from labkit.quant.linear import Int4Linear, Int8Linear
+from tests.kernels import triton_blocks
 
 
 def close(got, wanted, tolerance=1e-5):
@@ -232,12 +233,15 @@ def look_ahead(device):
 
 
 CASES = [rms_norm, rotate_append, gate, attend_one, project, gated, unpacked, lookup, choose, step, look_ahead]
+CASES += triton_blocks.CASES
 
 
 def main(device="cpu", *names):
     """Every case, or those named."""
     if device == "cpu":  # fewer programs: the interpreter takes its time for each
-        product.tile_for = lambda kind, n_out: product.Tile(4, 1024 if kind == 4 else 256, 1)
+        product.tile_for = lambda kind, n_out: product.Tile(
+            16 if kind > 100 else 4, 256 if kind in (8, 16) else 1024, 1
+        )
     with torch.inference_mode():
         for case in CASES:
             if not names or case.__name__ in names:

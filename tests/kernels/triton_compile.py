@@ -17,11 +17,11 @@ from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from labkit.kernels.triton import attention, chain, elementwise, product, sampling, unpack
+from labkit.kernels.triton import attention, chain, elementwise, many, product, sampling, unpack
 from labkit.kernels.triton.product import Matrix
 from labkit.model.config import Norm
 from labkit.model.norm import RMSNorm
-from labkit.quant import grid
+from labkit.quant import StoredLinear, blocks, grid
 from labkit.quant.linear import Int4Linear, Int8Linear
 
 CAPABILITY = int(sys.argv[1])
@@ -68,6 +68,7 @@ def main():
         for module in (attention, product, sampling):
             module.chained = lambda device: {"CHAINED": True, "launch_pdl": True}
     assert chain.chained(torch.device("cpu")) == {"CHAINED": False}
+    many.has_bf16 = lambda device: CAPABILITY >= 80
     norm = RMSNorm(576, Norm()).to(DTYPE)
     x, token = torch.empty(576, dtype=DTYPE), torch.zeros(1, dtype=torch.int64)
     for linear in linears(576, 576):
@@ -78,6 +79,14 @@ def main():
         sampling.lookup(matrix, token, x)
         if matrix.kind != 16:
             unpack.unpack(matrix, DTYPE)
+    wide_norm, wide, prompt = RMSNorm(768, Norm()).to(DTYPE), torch.empty(768, dtype=DTYPE), torch.empty(20, 768)
+    for kind in ("Q4_1", "Q5_0", "Q8_0", "Q5_K", "Q6_K"):  # the others are parts of these
+        matrix = Matrix.of(StoredLinear(kind, blocks.anything(kind, 768, 768), 768))
+        product.project(wide, [matrix] * 3, torch.empty(3 * 768, dtype=DTYPE), norm=wide_norm)
+        product.gated(wide, matrix, matrix, torch.empty(768, dtype=DTYPE), norm=wide_norm)
+        sampling.lookup(matrix, token, wide)
+        for dtype in {DTYPE, torch.float32} if kind == "Q4_1" else {DTYPE}:
+            many.linear(matrix, prompt.to(dtype))
     for n_heads, n_groups, d, capacity in ((9, 3, 64, 200), (32, 32, 128, 2560)):
         scratch = attention.Scratch(n_heads, n_groups, d, capacity, "cpu")
         caches = [torch.empty(n_groups, capacity, d, dtype=DTYPE) for _ in range(2)]

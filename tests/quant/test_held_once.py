@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from labkit.backends.lookup import PanelRows
-from labkit.quant import RTN, W8A8, Int2, Int3, Int4, Int8, Stored, StoredLinear, block_groups
+from labkit.quant import GPTQ, RTN, W8A8, Int2, Int3, Int4, Int8, Packed, Stored, StoredLinear, block_groups
 from labkit.quant.blocks import BLOCKS, anything
+from labkit.quant.grid import KINDS
 
 N, K = 48, 512
 IDS = torch.tensor([5, 0, 47, 17, 5])
@@ -82,3 +83,46 @@ def test_the_bytes_of_blocks_are_predicted_before_and_after(kind, n_out, n_in):
 
 def test_every_format_with_a_product_has_its_sizes():
     assert set(block_groups.SIZES) == set(block_groups._PARTS)
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), [(48, 512), (37, 256), (16, 768)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 64), (8, 128), (6, 32), (5, 64), (3, 128)])
+def test_the_bytes_of_groups_are_predicted_before_and_after(bits, group, kind, n_out, n_in):
+    torch.manual_seed(5)
+    said, plain = RTN(bits, group, kind), torch.nn.Linear(n_in, n_out, bias=False)
+    linear, head = said.layer("layers.0.ffn.up_proj", plain), said.top(plain)
+    for made, before, after in (
+        (linear, said.layer_nbytes, said.compiled().layer_nbytes),
+        (head, said.top_nbytes, said.compiled().top_nbytes),
+    ):
+        assert held(made) == before(n_out, n_in)
+        made.panels()
+        assert held(made) == after(n_out, n_in)
+    if kind == "minimum":
+        return  # ggml's: neither a method nor a file of these packings has it
+    assert GPTQ(bits, group, kind, head="same").compiled().layer_nbytes(n_out, n_in) == held(linear)
+    assert Packed(bits, group, kind).compiled().layer_nbytes(n_out, n_in) == held(linear)
+
+
+@pytest.mark.parametrize("form", [Int4(64), Int4(32, True), Int3(128), Int2(64, head="int2")], ids=str)
+def test_the_bytes_of_the_menus_grids_are_predicted(form):
+    linear = form.layer("layers.0.ffn.up_proj", torch.nn.Linear(256, 37, bias=False))
+    assert held(linear) == form.layer_nbytes(37, 256)
+    linear.panels()
+    assert held(linear) == form.compiled().layer_nbytes(37, 256)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_the_bytes_of_rows_in_eight_bits_are_predicted(kind):
+    """A file's 8 bits with one scale, and zero point, for a whole row."""
+    torch.manual_seed(6)
+    said = Packed(8, 0, kind)
+    linear = said.layer("layers.0.ffn.up_proj", torch.nn.Linear(320, 37, bias=False))
+    assert held(linear) == said.layer_nbytes(37, 320)
+    linear.panels()
+    assert held(linear) == said.compiled().layer_nbytes(37, 320)
+
+
+def held(linear):
+    return sum(t.nbytes for t in linear.buffers())

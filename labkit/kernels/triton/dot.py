@@ -21,7 +21,7 @@ TWO_23 = 0x4B000000
 
 
 @triton.jit
-def _gained(x, gain, at, there, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+def gained(x, gain, at, there, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr):
     """x and x times the norm's weight at ``at``: both are wanted, the first for the mean square."""
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
     if NORMED:
@@ -80,7 +80,7 @@ def dot_rows(
         cols = first + at
         if not BYTES:
             next_a, next_b, next_c, next_d = _rows(w0, w1, w2, w3, cols + COLS, cols + COLS < n_in, N)
-        plain, v = _gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
+        plain, v = gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
         if NORMED:
             squares += tl.sum(plain * plain, axis=1)
         t0 += _dot_row(a, v, two_23, BYTES)
@@ -203,10 +203,10 @@ def dot_panels(
         if N == 1:
             n0, n1, n2, n3, na, nb, nc, nd = _panel(w, s, z, ahead, i, n_in, GROUP, HAS_ZEROS)
         cols = (block * 64)[:, :, None] + i
-        s0, v0 = _gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
-        s1, v1 = _gained(x, gain, cols + 16, cols + 16 < n_in, NORMED, UNIT_OFFSET)
-        s2, v2 = _gained(x, gain, cols + 32, cols + 32 < n_in, NORMED, UNIT_OFFSET)
-        s3, v3 = _gained(x, gain, cols + 48, cols + 48 < n_in, NORMED, UNIT_OFFSET)
+        s0, v0 = gained(x, gain, cols, cols < n_in, NORMED, UNIT_OFFSET)
+        s1, v1 = gained(x, gain, cols + 16, cols + 16 < n_in, NORMED, UNIT_OFFSET)
+        s2, v2 = gained(x, gain, cols + 32, cols + 32 < n_in, NORMED, UNIT_OFFSET)
+        s3, v3 = gained(x, gain, cols + 48, cols + 48 < n_in, NORMED, UNIT_OFFSET)
         if NORMED:
             squares += tl.sum(s0 * s0 + s1 * s1 + s2 * s2 + s3 * s3, axis=2)
         t0 += _dot_words(w0, a, b, c, d, v0, v1, v2, v3, two_23, 0, GROUP, HAS_ZEROS)

@@ -8,12 +8,14 @@
     gated     silu(Wg g(x)) * (Wu g(x))
 
 The norm costs no pass of its own: its mean is gathered along the way, and 1 / rms multiplies the finished sums.
-Weights are float32, bf16, float16, int8 rows or int4 panels (``dot``). Sums are float32.
+Weights are float32, bf16, float16, int8 rows, int4 panels (``dot``) or a file's own blocks (``blocks``). Sums are
+float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton import elementwise
+from labkit.kernels.triton.blocks import FIRST_KIND, dot_blocks
 from labkit.kernels.triton.chain import chained
 from labkit.kernels.triton.dot import TWO_23, dot_panels, dot_rows, side_by_side
 
@@ -57,7 +61,10 @@ def _project(
             x + t * n_in, gain, w + at, s + cell, z + cell, w, s, z, n_in, eps, two_23,
             1, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET, CHAINED,
         )  # fmt: skip
-    else:  # rows beyond the last are the last again: nobody stores what comes of them
+    elif KIND > FIRST_KIND:  # rows beyond the last are the last again: nobody stores what comes of them
+        exist = tl.minimum(rows, n_out - 1).to(tl.int64)
+        y = dot_blocks(x + t * n_in, gain, w, s, exist, n_in, eps, KIND, COLS, NORMED, UNIT_OFFSET, CHAINED)
+    else:
         y0, y1, y2, y3 = dot_rows(
             x + t * n_in, gain, _row(w, tile * ROWS, n_out, stride), _row(w, tile * ROWS + 1, n_out, stride),
             _row(w, tile * ROWS + 2, n_out, stride), _row(w, tile * ROWS + 3, n_out, stride), n_in, eps, two_23,
@@ -91,6 +98,10 @@ def _gated(
             x, gain, w0 + at, s0 + cell, z0 + cell, w1 + at, s1 + cell, z1 + cell, n_in, eps, two_23,
             2, COLS, VEC, GROUP, HAS_ZEROS, NORMED, UNIT_OFFSET, CHAINED,
         )  # fmt: skip
+    elif KIND > FIRST_KIND:
+        exist = tl.minimum(rows, n_out - 1).to(tl.int64)
+        g = dot_blocks(x, gain, w0, s0, exist, n_in, eps, KIND, COLS, NORMED, UNIT_OFFSET, CHAINED)
+        u = dot_blocks(x, gain, w1, s1, exist, n_in, eps, KIND, COLS, NORMED, UNIT_OFFSET, False)
     else:
         y0, y1, y2, y3 = dot_rows(
             x, gain, _row(w0, tile * 2, n_out, stride), _row(w0, tile * 2 + 1, n_out, stride),
@@ -110,7 +121,8 @@ def _gated(
 
 
 class Matrix(NamedTuple):
-    """One matrix's weights as the kernels take them. ``kind``: 16 numbers, 8 int8 rows, 4 int4 panels."""
+    """One matrix's weights as the kernels take them. ``kind``: 16 numbers, 8 int8 rows, 4 int4 panels; from 100 on
+    ggml's blocks, under its own number more than 100 (``scales``: the same bytes as float16)."""
 
     kind: int
     weight: Tensor
@@ -123,11 +135,13 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of(cls, linear: Any) -> Matrix:
-        """From a plain, int8 or int4 linear layer."""
+        """From a plain linear layer, or a packed one that says its ``gpu_kind``."""
         weight, n_out, n_in = linear.weight, linear.out_features, linear.in_features
         kind = getattr(linear, "gpu_kind", 16)
         if kind == 4:
             return cls.packed(weight, linear.scales, linear.zeros, linear.bias, n_out, n_in, linear.group_size)
+        if kind > FIRST_KIND.value:
+            return cls(kind, weight, weight.view(torch.float16), None, linear.bias, n_out, n_in, 64)
         scales = linear.scales if kind == 8 else weight
         return cls(kind, weight, scales, None, linear.bias, n_out, n_in, 64)
 
@@ -145,6 +159,11 @@ class Matrix(NamedTuple):
         """int4 as ``quant.grid`` packs it. A group's four scales become one number to load, its zero points another."""
         zeros = None if zeros is None else zeros.view(torch.int32)[..., 0]
         return cls(4, weight.view(torch.int16), scales.view(torch.int64)[..., 0], zeros, bias, n_out, n_in, group)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether these are ggml's blocks."""
+        return self.kind > FIRST_KIND.value
 
     @property
     def stride(self) -> int:
@@ -177,14 +196,21 @@ def tile_for(kind: int, n_out: int) -> Tile:
     """Wide enough that a program's first loads cover its rows; few enough rows that every processor has work."""
     if kind == 4:
         return Tile(4, 1024, 1)
+    if kind > FIRST_KIND.value:  # chosen like int4's; never timed
+        return Tile(4, 1024, 2)
     if kind == 8:
         return Tile(4, 512, 1) if n_out > 16_384 else Tile(4, 1024, 2)
     return Tile(4, 512, 2) if n_out > 16_384 else Tile(2, 1024, 4)
 
 
+def _form(m: Matrix) -> tuple[Any, ...]:
+    """What matrices must have in common for one launch."""
+    return m.kind, m.weight.dtype, m.n_in, m.group, m.zeros is None, m.bias is None, m.stride
+
+
 def _check_alike(matrices: Sequence[Matrix]) -> None:
     """Raise ValueError where one launch would read a matrix as if it were another's form."""
-    forms = {(m.kind, m.n_in, m.group, m.zeros is None, m.bias is None, m.stride) for m in matrices}
+    forms = {_form(m) for m in matrices}
     if len(forms) != 1:
         raise ValueError(f"matrices of different forms do not share a launch: {forms}")
 
@@ -230,11 +256,31 @@ def project(
 def gated(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None, tile: Tile | None = None) -> Tensor:
     """``out`` (d_ff,) = silu(Wg norm(x)) * (Wu norm(x)) of one token x (K,)."""
     _check_alike((gate, up))
-    _, cols, warps = tile or tile_for(gate.kind, gate.n_out)
-    rows = 4 if gate.kind == 4 else 2
+    rows, cols, warps = tile or tile_for(gate.kind, gate.n_out)
+    if not gate.in_blocks:
+        rows = 4 if gate.kind == 4 else 2
     gain, eps, unit_offset, normed = _norm_of(norm, x)
     _gated[(triton.cdiv(gate.n_out, rows),)](
         x, gain, out, *gate.addresses(), *up.addresses(), gate.n_out, gate.n_in, gate.stride, gate.n_groups, eps,
         TWO_23, ROWS=rows, COLS=cols, num_warps=warps, NORMED=normed, UNIT_OFFSET=unit_offset, **_options(gate, x),
     )  # fmt: skip
     return out
+
+
+def project_mixed(x: Tensor, matrices: Sequence[Matrix], out: Tensor, *, norm: Any = None) -> Tensor:
+    """``project`` of one token x (K,) where neighbours may differ in form: a launch for each run of one form."""
+    at = 0
+    for _, run in groupby(matrices, _form):
+        alike = list(run)
+        n = sum(m.n_out for m in alike)
+        project(x, alike, out[at : at + n], norm=norm)
+        at += n
+    return out
+
+
+def gated_mixed(x: Tensor, gate: Matrix, up: Matrix, out: Tensor, *, norm: Any = None) -> Tensor:
+    """``gated`` of one token x (K,) where gate and up may differ in form."""
+    if _form(gate) == _form(up):
+        return gated(x, gate, up, out, norm=norm)
+    both = project_mixed(x, (gate, up), x.new_empty(gate.n_out + up.n_out), norm=norm)
+    return out.copy_(elementwise.gate(both[: gate.n_out], both[gate.n_out :]))

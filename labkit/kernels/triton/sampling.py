@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton.blocks import FIRST_KIND, PIECE, first_input, gap, row_halves
 from labkit.kernels.triton.chain import await_previous, chained
 from labkit.kernels.triton.dot import weights_at
 from labkit.kernels.triton.product import Matrix
@@ -27,10 +28,21 @@ def _lookup(
 ):  # fmt: skip
     await_previous(CHAINED)
     row = tl.maximum(tl.load(token), 0).to(tl.int64)  # -1: none was chosen
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < n_in
-    y = weights_at(table, scales, zeros, row, cols, inside, stride, n_groups, KIND, GROUP, HAS_ZEROS)
-    tl.store(out + cols, (y * factor).to(out.dtype.element_ty), mask=inside)
+    if KIND > FIRST_KIND:
+        pieces = tl.program_id(0) * (BLOCK // PIECE) + tl.arange(0, BLOCK // PIECE)
+        piece, lane = pieces[None, :, None], tl.arange(0, 16)[None, None, :]
+        there = piece * PIECE < n_in
+        low, high, s_low, s_high, m_low, m_high = row_halves(
+            table, scales, row, piece, lane, n_in, there, KIND
+        )  # fmt: skip
+        at = out + first_input(piece, KIND) + lane
+        tl.store(at, ((low * s_low + m_low) * factor).to(out.dtype.element_ty), mask=there)
+        tl.store(at + gap(KIND), ((high * s_high + m_high) * factor).to(out.dtype.element_ty), mask=there)
+    else:
+        cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = cols < n_in
+        y = weights_at(table, scales, zeros, row, cols, inside, stride, n_groups, KIND, GROUP, HAS_ZEROS)
+        tl.store(out + cols, (y * factor).to(out.dtype.element_ty), mask=inside)
 
 
 def lookup(table: Matrix, token: Tensor, out: Tensor, factor: float = 1.0) -> Tensor:

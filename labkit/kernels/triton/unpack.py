@@ -1,7 +1,7 @@
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPrivateImportUsage=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 """Products of several tokens with packed weights: a few tokens read the packed form, many are worth unpacking it
-first, for the tensor cores.
+first, for the tensor cores. A file's own blocks are unpacked tile by tile, within the product (``many``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.triton import many
 from labkit.kernels.triton.dot import weights_at
 from labkit.kernels.triton.product import Matrix, project
 
@@ -47,6 +48,8 @@ def unpack(matrix: Matrix, dtype: torch.dtype) -> Tensor:
 def linear(matrix: Matrix, x: Tensor) -> Tensor:
     """x W^T + b for x (..., K), in x's dtype."""
     if x.numel() // x.shape[-1] > FEW_TOKENS:
+        if matrix.in_blocks:
+            return many.linear(matrix, x)
         return F.linear(x, unpack(matrix, x.dtype), matrix.bias)
     out = x.new_empty((*x.shape[:-1], matrix.n_out))
     return project(x.contiguous(), [matrix], out)
