@@ -35,6 +35,8 @@ RUNS = [
     for b, g in ((8, 64), (4, 64), (4, 32), (3, 64), (3, 32), (2, 64), (2, 32))
     for m in ("rtn", "gptq", "awq")
 ]
+LEAST_LOST = 0.01
+"""Where rounding costs less than this share, what a method recovers of it is noise."""
 N_SKIPPED = 64
 """The first tokens of a window have too little before them to be judged by."""
 
@@ -121,9 +123,12 @@ def table(rows: list[dict[str, Any]]) -> str:
             for m in ("rtn", "gptq", "awq")
         ]
         best = min((by[m]["perplexity"] for m in ("gptq", "awq") if m in by), default=math.nan)
-        back = (by["rtn"]["perplexity"] - best) / (by["rtn"]["perplexity"] - exact) if "rtn" in by else math.nan
+        lost = by["rtn"]["perplexity"] - exact if "rtn" in by else 0.0
+        back = (by["rtn"]["perplexity"] - best) / lost if lost > LEAST_LOST * exact else math.nan
         nbytes = mean(row["nbytes"] for row in by.values())
-        lines.append(f"| {bits} | {group} | {nbytes / 1e6:.0f} | {' | '.join(cells)} | {back:.0%} |")
+        lines.append(
+            f"| {bits} | {group} | {nbytes / 1e6:.0f} | {' | '.join(cells)} | {'' if math.isnan(back) else f'{back:.0%}'} |"
+        )
     own = next((f" The file's own blocks: {r['perplexity']:.2f}." for r in rows if r["run"] == "stored"), "")
     return f"Unpacked: {exact:.2f}.{own}\n\n" + "\n".join(lines)
 
