@@ -126,9 +126,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         lost = by["rtn"]["perplexity"] - exact if "rtn" in by else 0.0
         back = (by["rtn"]["perplexity"] - best) / lost if lost > LEAST_LOST * exact else math.nan
         nbytes = mean(row["nbytes"] for row in by.values())
-        lines.append(
-            f"| {bits} | {group} | {nbytes / 1e6:.0f} | {' | '.join(cells)} | {'' if math.isnan(back) else f'{back:.0%}'} |"
-        )
+        recovered = "" if math.isnan(back) else f"{back:.0%}"
+        lines.append(f"| {bits} | {group} | {nbytes / 1e6:.0f} | {' | '.join(cells)} | {recovered} |")
     own = next((f" The file's own blocks: {r['perplexity']:.2f}." for r in rows if r["run"] == "stored"), "")
     return f"Unpacked: {exact:.2f}.{own}\n\n" + "\n".join(lines)
 
