@@ -30,7 +30,7 @@ def hall(tmp_path, url, monkeypatch):  # noqa: F811
         yield server
 
 
-def test_five_visitors_share_one_engine_and_a_sixth_is_refused_politely(new_page, hall, service, model):  # noqa: F811
+def test_five_visitors_share_one_engine_and_a_sixth_is_refused_politely(new_page, hall, service, model, strays):  # noqa: F811
     address = hall.url(launch.SHARED_DEMO)
     pages = [new_page(WIDE) for _ in range(N_VISITORS)]
     for page in pages:  # all of them are on their way before the first is there
@@ -61,3 +61,4 @@ def test_five_visitors_share_one_engine_and_a_sixth_is_refused_politely(new_page
     assert sorted(n for n in range(N_VISITORS) if f"I am visitor {n}" in read) == list(range(N_VISITORS))
     for page in pages:
         page.context.close()
+    assert strays == [], "not even the refusal asks another machine"
