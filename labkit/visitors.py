@@ -45,7 +45,7 @@ class VisitorKernels(AsyncMappingKernelManager):
             raise HTTPError(
                 503,
                 log_message=f"{n_here} visitors, {free / 1e6:.0f} MB free: one more was refused",
-                reason=f"This demo is full: {n_here} visitors are here. Please come back in a minute",
+                reason=f"This demo is full ({n_here} of {n_here} places taken). Please come back in a minute",
             )
         self._came_s.append(now_s)
         self._n_coming += 1
