@@ -64,11 +64,9 @@ def probe(
 
 
 def _has_no_chat(run: Run) -> bool:
-    """Whether the first answer says that there is no chat here: no such path, or (vLLM) no template."""
+    """Whether the first answer says that the model has no chat template (as vLLM does, with 400)."""
     first = run.streams[0] if run.streams else None
-    if first is None or first.tokens:
-        return False
-    return first.recording.status == 404 or "chat template" in (first.error or "").replace("_", " ").lower()
+    return first is not None and not first.tokens and "chat template" in (first.error or "").lower()
 
 
 def probe_target(

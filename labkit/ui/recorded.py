@@ -20,7 +20,7 @@ from labkit.ui import html
 from labkit.ui.machine import this_machine
 from labkit.ui.words import counted, say, sentences
 
-FORMAT = "labkit-recording-1"
+FORMAT = "labkit-recorded-run-1"
 MAX_BYTES = 1_000_000
 DIGITS = 7
 """Seconds are kept to a tenth of a microsecond."""

@@ -80,9 +80,7 @@ def of_unsigned(
         configure(b, size)
         with cgutils.for_range(b, n_blocks, intp=I64) as loop:
             block, cell = loop.index, b.mul(loop.index, const(4))
-            lines = b.add(ask, b.mul(b.mul(block, n_ask), const(LINE)))
-            with cgutils.for_range(b, n_ask, intp=I64) as asking:
-                simd.prefetch(b, b.add(lines, b.mul(asking.index, const(LINE))))
+            simd.prefetch_lines(b, ask, block, n_ask)
             at = b.mul(block, size)
             multiply(b, b.add(x, at), x_stride, b.add(panel, b.mul(at, const(LANES))), found)
             scale = load(b, b.add(scales, b.mul(b.lshr(block, group_shift), const(LINE))), wide)

@@ -157,5 +157,5 @@ BYTES: dict[str, dict[int, Dot]] = {
     "i8mm": {4: _usdot},
     "dotprod": {4: _sdot},
 }
-PAIRS["amx"], BYTES["amx"] = PAIRS["avx512vnni"], BYTES["avx512vnni"]
 """A tier's own forms by the lanes that they take; without one it has plain vectors."""
+PAIRS["amx"], BYTES["amx"] = PAIRS["avx512vnni"], BYTES["avx512vnni"]  # its tiles are for sixteen tokens (``amx_tile``)

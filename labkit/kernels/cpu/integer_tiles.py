@@ -121,9 +121,7 @@ def make_tile(tokens: int, source: Source, tier: tiers.Tier) -> Any:
 
             with cgutils.for_range(b, n_blocks, intp=I64) as loop:
                 block, cell = loop.index, b.mul(loop.index, const(4))
-                lines = b.add(ask, b.mul(b.mul(block, n_ask), const(LINE)))
-                with cgutils.for_range(b, n_ask, intp=I64) as asking:
-                    simd.prefetch(b, b.add(lines, b.mul(asking.index, const(LINE))))
+                simd.prefetch_lines(b, ask, block, n_ask)
                 for t in each:
                     start = ir.Constant(sums_kind, [0] * lanes)
                     if of_bytes:
