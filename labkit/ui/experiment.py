@@ -63,6 +63,10 @@ class ExperimentJob:
     def stop_event(self) -> Any:
         return self._job.stop_event
 
+    @property
+    def foreground(self) -> bool:
+        return self._job.foreground
+
     def check(self) -> None:
         self._job.check()
 

@@ -65,7 +65,7 @@ class ModelLoader:
                 box.append(error)
             done.set()
 
-        if job.foreground or shelf.holds(**options):
+        if shelf.holds(**options) or job.foreground:
             return shelf.get(**options)
         workers.begin(fetch, name="labkit-load", stop=job.stop_event.set)
         try:
@@ -88,6 +88,11 @@ class ModelLoader:
         self.loading = False
         self.error = job.error if isinstance(job.error, Exception) else None
         self._on_change(self)
+
+
+def model_for(job: Job, **options: Any) -> Any:
+    """The page's model for a panel's run, loaded if it is not at hand; Stop does not wait for it."""
+    return ModelLoader(lambda loader: None).get(options, job)
 
 
 def _calibrates(options: dict[str, Any]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import labkit
@@ -73,4 +75,21 @@ def test_a_run_on_the_stage_is_the_pipelines(default_model):
         with pytest.raises(ValueError, match="no question"):
             board.wait(30)
     finally:
+        shelf.clear()
+
+
+def test_stop_does_not_wait_for_the_model(monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(labkit, "load", lambda *args, **options: go_on.wait(60))
+    shelf.clear()
+    try:
+        board = stage.panel()
+        board.run_button.click()
+        board.stop_button.click()
+        assert board.wait(10) is None
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+        with shelf._lock:  # the load that was left behind has ended
+            pass
         shelf.clear()

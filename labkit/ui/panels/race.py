@@ -17,7 +17,7 @@ from labkit.run import Completion
 from labkit.ui.compare import Comparison
 from labkit.ui.controls import choice, slider
 from labkit.ui.experiment import Experiment, Result
-from labkit.ui.session import shelf
+from labkit.ui.model_loader import model_for
 from labkit.ui.words import say, sentences
 
 TURNS = 3
@@ -95,8 +95,7 @@ def lanes_html(
 def measure_race(job: Any, *, race: str, prompt: str, n_tokens: int, speed: float) -> Result:
     """Both lanes in turn, three times; then the middle run of each is replayed, ``speed`` times as fast as it was."""
     lanes = presets()[race]
-    job.progress(-1, say("loading the model"))
-    model = shelf.get(weights=lanes[0].weights)
+    model = model_for(job, weights=lanes[0].weights)
     runs: dict[str, list[Completion]] = {lane.name: [] for lane in lanes}
     with BusyWatch() as watch:
         for turn in range(TURNS):

@@ -12,11 +12,11 @@ from labkit.prompts import ready_prompts
 from labkit.run import Completion
 from labkit.ui.controls import choice, text
 from labkit.ui.experiment import Experiment, Result
+from labkit.ui.model_loader import model_for
 from labkit.ui.panels.race import pieces_of, shown_at
 from labkit.ui.phase_bars import PhaseBars, duration, phase_rows
 from labkit.ui.recorded import completion_of
 from labkit.ui.run_tiles import tiles
-from labkit.ui.session import shelf
 from labkit.ui.words import counted, say, sentences
 
 MAX_NEW_TOKENS = 64
@@ -57,8 +57,7 @@ def perform(job: Any, *, question: str, kept: str, pace: float) -> Result:
     """One run, shown as it goes; or, slower than it was, replayed at the times that were measured."""
     if not question.strip():
         raise ValueError("there is no question: type one.")
-    job.progress(-1, say("loading the model"))
-    model = shelf.get()
+    model = model_for(job)
     pipeline = labkit.Pipeline(model, kv_cache=kept)
     run = pipeline.run(question, max_new_tokens=MAX_NEW_TOKENS, chat=True)
     asked = question + "\n"
