@@ -88,6 +88,16 @@ def test_stripped(path):
     assert not any(cell.get("attachments") for cell in read(path)["cells"]), "no pictures inside a notebook"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").rglob("[0-9d]*_*.ipynb")), ids=name_of)
+def test_pictures_are_found_by_jupyter_and_by_voila(path):
+    """Jupyter looks beside the notebook. Voila looks in the notebooks' root, and a way out of it (``..``) leaves its
+    page loading for ever."""
+    shown = [picture for cell in read(path)["cells"] for picture in re.findall(r"!\[.*?\]\((.+?)\)", source(cell))]
+    for picture in shown:
+        assert ".." not in picture
+        assert (path.parent / picture).read_bytes() == (ROOT / "notebooks" / picture).read_bytes()
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
 def test_code_cells_are_thin(path):
     for idx, cell in code_cells(path):

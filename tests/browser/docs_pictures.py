@@ -23,7 +23,7 @@ from tests.browser.conftest import FLAGS, NAMES
 from tests.browser.jupyter_servers import TOKEN, serve, write_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS, PICTURES_FOLDER = ROOT / "docs", ROOT / "notebooks" / "pictures"
+DOCS, PICTURES_FOLDER, TRANSLATED = ROOT / "docs", ROOT / "notebooks" / "pictures", ROOT / "notebooks" / "zh-CN"
 BOARD = "from labkit.ui.panels.switchboard import Switchboard\n\nSwitchboard(max_new_tokens=64)"
 CACHES = ("contiguous", "none", "contiguous")
 LOAD_MS = 180_000
@@ -80,6 +80,8 @@ def take_recorded(browser: Any, url: str) -> None:
         picture = PICTURES_FOLDER / f"{name}.png"
         page.screenshot(path=picture, clip=clip)
         print(f"{picture} ({picture.stat().st_size / 1e3:.0f} kB)")
+        if (TRANSLATED / f"{name}.ipynb").is_file():  # Jupyter looks beside the notebook, Voila in the root's folder
+            shutil.copy(picture, TRANSLATED / "pictures")
     page.close()
 
 
